@@ -290,7 +290,7 @@ static int connection_open(hl_manager *manager, hl__connection *connection, int6
   int64_t sent = hl__boot_ms();
   hl__exit_await(1);
   hl__exit_check(1);
-  int status = manager->ops->session_open(manager->store, deadline, &session, error);
+  int status = hl__session_open(manager->ops, manager->store, deadline, &session, error);
   hl__exit_await_end();
   hl__manager_mutex_lock(manager);
   connection->session = session;
@@ -421,7 +421,7 @@ int hl__pool_run_alone(hl_manager *manager, int (*run)(hl_session *, void *, hl_
                        void *context, int64_t deadline) {
   hl_session *session;
   hl__manager_mutex_unlock(manager);
-  int status = manager->ops->session_open(manager->store, deadline, &session, NULL);
+  int status = hl__session_open(manager->ops, manager->store, deadline, &session, NULL);
   if (status == HL_OK) {
     status = run(session, context, NULL);
     manager->ops->session_close(session);

@@ -34,11 +34,12 @@
 #include "dsn.h"
 #include "hierlock.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 23u
+#define HL_STORE_ABI 24u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -243,6 +244,9 @@ struct hl_store {
   /* The prefix of the store's own names, if names of HL_LEVEL_NAMED lie beside them: at most
      HL__OWN_NAMES_MAX bytes, until the store ends. NULL: they lie elsewhere. */
   const char *own_names;
+  /* A session that open has made, as it had to look at the server: hl__session_open takes it. If it
+     is still here, close and forget end it. NULL: there is none. */
+  hl_session *_Atomic first;
 };
 
 /* A store's own session begins with this. */
@@ -347,6 +351,15 @@ typedef struct hl_store_ops {
   int (*holders)(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                  int64_t deadline, hl_error *error);
 } hl_store_ops;
+
+/* Takes the session that open has made, if it still stands; else calls ops->session_open. */
+static inline int hl__session_open(const hl_store_ops *ops, hl_store *store, int64_t deadline,
+                                   hl_session **session, hl_error *error) {
+  *session = atomic_exchange(&store->first, NULL);
+  if (*session && ops->check(*session, NULL) == HL_OK) return HL_OK;
+  if (*session) ops->session_close(*session); /* it has ended meanwhile */
+  return ops->session_open(store, deadline, session, error);
+}
 
 extern const hl_store_ops hl_store_null;
 extern const hl_store_ops hl_store_file;

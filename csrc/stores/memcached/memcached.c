@@ -67,33 +67,33 @@ static void session_close(hl_session *session) { session_free(hl__memcached_sess
 
 /* ------------------------------------------------------------ the store */
 
-/* Unchecked, like the other two: no other thread has the store. The mutex may be a thread's of
-   the parent: it is not touched. */
-HL__UNCHECKED static void store_forget(hl_store *base) {
+/* The mutex may be a thread's of the parent: it is not touched. */
+static void store_forget(hl_store *base) {
   hl__memcached_store *store = (hl__memcached_store *)(void *)base;
-  if (store->spare) session_forget(&store->spare->base);
+  if (base->first) session_forget(base->first);
   hl_layout_unref(base->layout);
   free(store);
 }
 
-HL__UNCHECKED static void store_close(hl_store *base) {
+static void store_close(hl_store *base) {
   hl__memcached_store *store = (hl__memcached_store *)(void *)base;
-  session_free(store->spare);
+  if (base->first) session_close(base->first);
   (void)pthread_mutex_destroy(&store->mutex);
   hl_layout_unref(base->layout);
   free(store);
 }
 
-HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
-                                    hl_error *error) {
+static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   hl__memcached_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_memcached;
   store->base.leases = &hl__memcached_leases;
   store->config = config;
   (void)pthread_mutex_init(&store->mutex, NULL);
+  hl__memcached_session *first = NULL;
   int status = hl__memcached_params(store, error);
-  if (status == HL_OK) status = session_connected(store, &store->spare, error);
+  if (status == HL_OK) status = session_connected(store, &first, error);
+  if (first) store->base.first = &first->base;
   if (status) {
     store_close(&store->base);
     return status;
@@ -105,18 +105,10 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
 /* A session connects to a server when it first needs that server. */
 static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__memcached_store *store = (hl__memcached_store *)(void *)base;
-  hl__memcached_store_lock(store);
-  hl__memcached_session *session = store->spare;
-  store->spare = NULL;
-  hl__memcached_store_unlock(store);
-  if (session && !hl__memcached_stands(session)) { /* it has ended meanwhile */
-    session_free(session);
-    session = NULL;
-  }
-  int status = HL_OK;
-  if (!session) status = session_make(store, &session, error);
+  hl__memcached_session *session = NULL;
+  int status = session_make(store, &session, error);
   /* With a single server: connect now, as other stores do. */
-  if (status == HL_OK && store->server_count == 1 && session->links[0].fd < 0)
+  if (status == HL_OK && store->server_count == 1)
     status = hl__memcached_connect(session, &session->links[0], deadline, error);
   if (status) {
     session_free(session);

@@ -90,8 +90,6 @@ typedef struct hl__memcached_store {
   char list[24];                      /* a digest of the servers' names, in any order */
   uint8_t slots[HL__MEMCACHED_SLOTS]; /* the server of each part */
   pthread_mutex_t mutex;
-  /* Connected by open, for the first session. */
-  hl__memcached_session *spare HL__GUARDED_BY(hl__memcached_mutex);
   /* Leases (id and holder) whose deletion was sent here of late: no session asks whether they
      live. The server need not have read the deletion yet: the holder no longer holds them. Each
      has the place that its id says, until another one's says the same. */

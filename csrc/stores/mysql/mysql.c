@@ -44,11 +44,21 @@ static void store_free(hl__mysql_store *store) {
   free(store);
 }
 
-/* Unchecked, as are store_close and store_open: no other thread has the store. A thread of the
-   parent may have been at the killer, or at the mutex: we touch neither. */
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
+  hl__mysql_store *store = (hl__mysql_store *)base;
+  hl__mysql_session *session = NULL;
+  int status = hl__mysql_connect_verified(store, deadline, &session, error);
+  *result = session ? &session->base : NULL;
+  return status;
+}
+
+static void session_close(hl_session *session) { hl__mysql_disconnect(session_of(session)); }
+
+/* Unchecked, as is store_close: no other thread has the store. A thread of the parent may have been
+   at the killer, or at the mutex: we touch neither. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
-  if (store->spare) session_forget(&store->spare->base);
+  if (base->first) session_forget(base->first);
   if (store->aside) session_forget(&store->aside->base);
   hl_layout_unref(base->layout);
   free(store);
@@ -56,14 +66,13 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
 
 HL__UNCHECKED static void store_close(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
-  hl__mysql_disconnect(store->spare);
+  if (base->first) session_close(base->first);
   hl__mysql_disconnect(store->aside);
   hl__mysql_disconnect(store->killer);
   store_free(store);
 }
 
-HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
-                                    hl_error *error) {
+static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   hl__mysql_library_init();
   hl__mysql_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
@@ -75,10 +84,11 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   (void)pthread_cond_init(&store->killed, &monotonic);
   (void)pthread_condattr_destroy(&monotonic);
+  hl_session *first = NULL;
   int status = hl__mysql_params(store, error);
   if (status == HL_OK)
-    status = hl__mysql_connect_verified(store, hl__now_ms() + store->connect_timeout, &store->spare,
-                                        error);
+    status = session_open(&store->base, hl__now_ms() + store->connect_timeout, &first, error);
+  store->base.first = first;
   if (status) {
     store_close(&store->base);
     return status;
@@ -87,24 +97,6 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   *result = &store->base;
   return HL_OK;
 }
-
-static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
-  hl__mysql_store *store = (hl__mysql_store *)base;
-  hl__mysql_store_lock(store);
-  hl__mysql_session *session = store->spare;
-  store->spare = NULL;
-  hl__mysql_store_unlock(store);
-  if (session && hl__mysql_readable(session)) { /* the connection has ended meanwhile */
-    hl__mysql_disconnect(session);
-    session = NULL;
-  }
-  int status = HL_OK;
-  if (!session) status = hl__mysql_connect_verified(store, deadline, &session, error);
-  *result = session ? &session->base : NULL;
-  return status;
-}
-
-static void session_close(hl_session *session) { hl__mysql_disconnect(session_of(session)); }
 
 /* ------------------------------------------------------- a session */
 

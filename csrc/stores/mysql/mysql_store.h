@@ -84,8 +84,6 @@ typedef struct hl__mysql_store {
   char rows[HL__MYSQL_NAME_MAX + 1];   /* the rows that leases lock */
   char gate[HL__MYSQL_NAME_MAX + 1];   /* where there may be leases */
   pthread_mutex_t mutex;
-  /* Connected by open, for the first session. */
-  hl__mysql_session *spare HL__GUARDED_BY(hl__mysql_store_mutex);
   /* Deletes leases whose time is up, while the session that found them keeps its rows. */
   hl__mysql_session *aside HL__GUARDED_BY(hl__mysql_store_mutex);
   /* The connection that ends waits, or NULL. The killer belongs to the thread that has set

@@ -56,35 +56,42 @@ static int connect_verified(hl__pg_store *store, int64_t deadline, hl__pg_sessio
    not freed. */
 static void session_forget(hl_session *session) { free(session); }
 
-/* Unchecked, like store_close and store_open: no other thread has the store. A thread of the parent
-   may hold the mutex, so it is not touched. */
-HL__UNCHECKED static void store_forget(hl_store *base) {
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__pg_store *store = (hl__pg_store *)base;
-  if (store->spare) session_forget(&store->spare->base);
+  hl__pg_session *session = NULL;
+  int status = connect_verified(store, deadline, &session, error);
+  *result = session ? &session->base : NULL;
+  return status;
+}
+
+static void session_close(hl_session *session) { hl__pg_disconnect(session_of(session)); }
+
+static void store_forget(hl_store *base) {
+  hl__pg_store *store = (hl__pg_store *)base;
+  if (base->first) session_forget(base->first);
   hl_layout_unref(base->layout);
   free(store);
 }
 
-HL__UNCHECKED static void store_close(hl_store *base) {
+static void store_close(hl_store *base) {
   hl__pg_store *store = (hl__pg_store *)base;
-  hl__pg_disconnect(store->spare);
-  (void)pthread_mutex_destroy(&store->mutex);
+  if (base->first) session_close(base->first);
   hl_layout_unref(base->layout);
   free(store);
 }
 
-HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
-                                    hl_error *error) {
+static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, library_init);
   hl__pg_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_postgresql;
   store->config = config;
-  (void)pthread_mutex_init(&store->mutex, NULL);
+  hl_session *first = NULL;
   int status = hl__pg_params(store, error);
   if (status == HL_OK)
-    status = connect_verified(store, hl__now_ms() + store->connect_timeout, &store->spare, error);
+    status = session_open(&store->base, hl__now_ms() + store->connect_timeout, &first, error);
+  store->base.first = first;
   if (status) {
     store_close(&store->base);
     return status;
@@ -95,24 +102,6 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   *result = &store->base;
   return HL_OK;
 }
-
-static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
-  hl__pg_store *store = (hl__pg_store *)base;
-  hl__pg_store_lock(store);
-  hl__pg_session *session = store->spare;
-  store->spare = NULL;
-  hl__pg_store_unlock(store);
-  if (session && !hl__pg_stands(session)) { /* it has ended meanwhile */
-    hl__pg_disconnect(session);
-    session = NULL;
-  }
-  int status = HL_OK;
-  if (!session) status = connect_verified(store, deadline, &session, error);
-  *result = session ? &session->base : NULL;
-  return status;
-}
-
-static void session_close(hl_session *session) { hl__pg_disconnect(session_of(session)); }
 
 /* ------------------------------------------------------------ a session */
 

@@ -47,8 +47,6 @@ extern int OPENSSL_init_ssl(uint64_t options, const void *settings) __attribute_
 
 typedef struct hl__pg_session hl__pg_session;
 
-HL__MUTEX_CLASS(hl__pg_store_mutex) HL__AFTER(hl__connection_mutex) HL__BEFORE(hl__births);
-
 typedef struct hl__pg_store {
   hl_store base;
   const hl_store_config *config;
@@ -56,14 +54,9 @@ typedef struct hl__pg_store {
   atomic_int_fast64_t connecting; /* how long the last connecting took; ms */
   bool provisions;                /* `hierlock provision` opened it: it makes the tables of leases,
                                      which may be incomplete */
-  pthread_mutex_t mutex;
   /* When to sweep the tables of leases next; hl__now_ms. */
   atomic_int_fast64_t sweep;
-  /* A connection made by open, for the first session. */
-  hl__pg_session *spare HL__GUARDED_BY(hl__pg_store_mutex);
 } hl__pg_store;
-
-HL__MUTEX_FUNCTIONS(hl__pg_store, hl__pg_store, mutex, hl__pg_store_mutex)
 
 /* The most bytes, with the NUL, of the comment in which a session describes itself. Servers show
    the first 1,024 bytes of a statement, unless configured otherwise (track_activity_query_size). */

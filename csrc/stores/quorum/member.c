@@ -240,7 +240,8 @@ static int session_get(hl__quorum_member *member, hl_session **session, bool *us
   }
   *used = false;
   hl__quorum_mutex_unlock(member->store);
-  status = ops->session_open(member->inner, hl__now_ms() + HL__QUORUM_ANSWER_MS, session, error);
+  status =
+      hl__session_open(ops, member->inner, hl__now_ms() + HL__QUORUM_ANSWER_MS, session, error);
   hl__quorum_mutex_lock(member->store);
   return status;
 }

@@ -83,11 +83,30 @@ static void session_forget(hl_session *base) {
   one_forget(session);
 }
 
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
+  hl__redis_store *store = (hl__redis_store *)(void *)base;
+  hl__redis_session *session = NULL;
+  int status = HL_OK;
+  /* In a cluster any node will do, for as long as there is time. */
+  unsigned tries = hl__redis_cluster_size(store) + 1;
+  while (!session && tries-- > 0) {
+    status = connect_verified(store, deadline, &session, error);
+    if (status != HL_ECONNECTION || hl__left_ms(deadline) == 0) break;
+    atomic_fetch_add(&store->seed, 1u);
+  }
+  *result = session ? &session->base : NULL;
+  return status;
+}
+
+static void session_close(hl_session *session) {
+  hl__redis_disconnect(hl__redis_session_of(session));
+}
+
 /* Unchecked, like the other two: no other thread has the store. The mutex may be a thread's of
    the parent: it is not touched. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
-  if (store->spare) session_forget(&store->spare->base);
+  if (base->first) session_forget(base->first);
   if (store->subscription) session_forget(&store->subscription->base);
   hl__redis_tls_close(store);
   free(store->cluster);
@@ -98,7 +117,7 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
 
 HL__UNCHECKED static void store_close(hl_store *base) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
-  hl__redis_disconnect(store->spare);
+  if (base->first) session_close(base->first);
   hl__redis_subscription_close(store);
   hl__redis_tls_close(store);
   free(store->cluster);
@@ -132,43 +151,19 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   atomic_init(&store->seed, 0u);
   atomic_init(&store->sentinel, 0);
   (void)pthread_mutex_init(&store->mutex, NULL);
+  hl_session *first = NULL;
   int status = hl__redis_params(store, error);
   if (status == HL_OK) status = hl__redis_tls_open(store, error);
   if (status == HL_OK) status = channel_draw(store, error);
   if (status == HL_OK)
-    status = connect_verified(store, hl__now_ms() + store->connect_timeout, &store->spare, error);
+    status = session_open(&store->base, hl__now_ms() + store->connect_timeout, &first, error);
+  store->base.first = first;
   if (status) {
     store_close(&store->base);
     return status;
   }
   *result = &store->base;
   return HL_OK;
-}
-
-static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
-  hl__redis_store *store = (hl__redis_store *)(void *)base;
-  hl__redis_store_lock(store);
-  hl__redis_session *session = store->spare;
-  store->spare = NULL;
-  hl__redis_store_unlock(store);
-  if (session && !hl__redis_stands(session)) { /* it has ended meanwhile */
-    hl__redis_disconnect(session);
-    session = NULL;
-  }
-  int status = HL_OK;
-  /* In a cluster any node will do, for as long as there is time. */
-  unsigned tries = hl__redis_cluster_size(store) + 1;
-  while (!session && tries-- > 0) {
-    status = connect_verified(store, deadline, &session, error);
-    if (status != HL_ECONNECTION || hl__left_ms(deadline) == 0) break;
-    atomic_fetch_add(&store->seed, 1u);
-  }
-  *result = session ? &session->base : NULL;
-  return status;
-}
-
-static void session_close(hl_session *session) {
-  hl__redis_disconnect(hl__redis_session_of(session));
 }
 
 /* ------------------------------------------------------------ a session */

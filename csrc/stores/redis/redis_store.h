@@ -128,8 +128,6 @@ typedef struct hl__redis_store {
   char channel[128]; /* wakes the waiters of this store; drawn when it is opened */
 
   pthread_mutex_t mutex;
-  /* Connected by open, for the first session. */
-  hl__redis_session *spare HL__GUARDED_BY(hl__redis_mutex);
   /* Digests of the scripts, in hexadecimal, as the server has told. */
   char digests[HL__REDIS_SCRIPTS][41] HL__GUARDED_BY(hl__redis_mutex);
   /* Sessions that wait to be rung. */
