@@ -22,7 +22,7 @@ static int none_error(hl_pending *whole) HL__REQUIRES(hl__manager_mutex) {
                    (double)whole->call.timeout / 1000);
 }
 
-/* The first grant is the result. So is the first failure other than HL_TIMEOUT. */
+/* The result is the first grant, or the first failure other than HL_TIMEOUT. */
 static void member_done(hl_pending *whole, hl_pending *member) HL__REQUIRES(hl__manager_mutex) {
   hl__group *group = whole->group;
   int status = member->status;
@@ -120,7 +120,7 @@ HL__UNCHECKED static hl_pending *whole_new(hl_manager *manager, const hl_plan *c
   return whole;
 }
 
-/* Whether each of the waits would be in vain, as the agent or strand itself holds what is in its way. */
+/* Whether the agent or strand itself holds the rows in the way of each wait, so that all would be in vain. */
 static bool all_vain(hl_manager *manager, const hl_plan *const *plans, size_t n,
                      const hl_options *options) {
   int64_t timeout = options->timeout < 0 ? manager->config.timeout : options->timeout;

@@ -82,7 +82,7 @@ int hl__options_check(hl_options *options, const hl_manager *manager, const hl_p
   return options->ttl ? hl__lease_options_check(options, error) : HL_OK;
 }
 
-/* Unchecked: nobody else has it yet. */
+/* Unchecked: no other thread has it yet. */
 HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager, hl__call_kind kind,
                                  hl_lock *lock, const hl_options *given) {
   int64_t start_us = hl__now_us(), start = start_us / 1000;
@@ -111,7 +111,7 @@ HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager, hl__call_k
   call->reserved = call->given_up = false;
 }
 
-/* What the store and its observers are told. `plan`: all that is held then. */
+/* Fills in what the store and its observers are told. `plan`: all that is held then. */
 static void request_fill(hl_request *request, const hl__call *call, const hl_plan *plan,
                          int64_t timeout, char path[256]) {
   size_t n;
@@ -214,7 +214,7 @@ static int piece_run(hl__call *call, hl_request *request, hl_grant *grant, hl_er
   return status;
 }
 
-/* The same of an import. */
+/* Runs an import likewise. */
 static int piece_adopt(hl__call *call, hl_request *request, hl_grant *grant, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
@@ -298,7 +298,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     if (wanted)
       status = call->adopts ? piece_adopt(call, request, &grant, error)
                             : piece_run(call, request, &grant, error);
-    call->connection = NULL; /* nobody interrupts it any more */
+    call->connection = NULL; /* no thread interrupts it any more */
     wanted = wanted && !is_unwanted(call);
     bool overrun = connection->overrun; /* the keeper has ended its session */
     bool recorded = call->lease && !call->adopts && status == HL_ECONNECTION;
@@ -341,7 +341,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
   }
 }
 
-/* As acquire_rows; comes again where it is told to stand behind an update lock. */
+/* Runs acquire_rows, and once more if the store sends it behind an update lock. */
 static int acquire(hl__call *call, hl_request *request, int64_t deadline, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
   request->gives_way = !request->try_once;
@@ -371,7 +371,7 @@ int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error) {
   return status;
 }
 
-/* The calling thread's place in line; one that tries once has none. */
+/* Waits for the calling thread's place in line. A call that tries once has no place. */
 static int line_up(hl__call *call, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   if (call->timeout == 0) return HL_OK;
   call->in_line = true;
@@ -460,7 +460,7 @@ static int extend_pieces(hl__call *call, hl__connection *connection, hl_request 
     status = piece_run(call, request, grant, reason);
     answered(call, connection, status, grant->sent_ms);
   } while (status == HL_TIMEOUT && !request->try_once && hl__left_ms(call->deadline) > 0);
-  call->connection = NULL; /* nobody interrupts it any more */
+  call->connection = NULL; /* no thread interrupts it any more */
   if (manager->ops->traits.expires) hold->watched = NULL;
   connection->state = HL__HELD;
   return status;
@@ -493,7 +493,7 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
       status = manager->store->leases->convert(connection->session, request, &grant, &reason);
       hl__manager_mutex_lock(manager);
     }
-    call->connection = NULL; /* nobody interrupts it any more */
+    call->connection = NULL; /* no thread interrupts it any more */
     bool ended = !wanted || connection->overrun || status == HL_ECONNECTION;
     if (connection->overrun && status != HL_ELOST)
       status = hl__error(&reason, HL_ECONNECTION, "the server did not answer in time");
@@ -568,7 +568,7 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
     status = HL_ECONNECTION;
   }
   if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
-  /* It grew: who holds a row of it now is later than whoever held one before. */
+  /* The lock grew, so its token must be greater than that of any earlier holder of its rows. */
   if (status == HL_OK) call->extension->token = grant.token;
   if (status && error) *error = reason;
   return status;
@@ -647,7 +647,7 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   call->lease->span = hold->span; /* it was held all the time */
   if (!hl__lease_begin(call->lease, &grant)) {
     bool closed = manager->closed;
-    hl__lease_undo(call->lease); /* nobody has a handle of it */
+    hl__lease_undo(call->lease); /* no program has a handle of it */
     status = closed ? hl__error(error, HL_ERELEASED,
                                 "the lock was released when "
                                 "its manager was closed")

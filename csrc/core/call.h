@@ -1,8 +1,8 @@
 /*
  * call.h - one request of a program on its way to the store: its place in line, its
  * connection, what it takes, and how it comes out. A thread that blocks has one on its
- * stack; a pending has one that a worker makes. So whoever is to interrupt a request,
- * for whatever reason, finds its connection here and nowhere else.
+ * stack; a worker makes that of a pending. A thread that interrupts a request finds its
+ * connection here and nowhere else.
  */
 #ifndef HIERLOCK_CALL_H
 #define HIERLOCK_CALL_H
@@ -47,17 +47,17 @@ typedef struct hl__call {
   /* In the store's hands now: to be interrupted. */
   hl__connection *connection HL__GUARDED_BY(hl__manager_mutex);
   bool reserved HL__GUARDED_BY(hl__manager_mutex); /* room in the pool */
-  bool given_up HL__GUARDED_BY(hl__manager_mutex); /* nobody wants its result */
+  bool given_up HL__GUARDED_BY(hl__manager_mutex); /* its owner does not want the result */
 } hl__call;
 
-/* For a new lock, or for one that is held. `given`: what the program said, as
-   hl__options_take has it. */
+/* Fills in a call on a new lock or on a held one. `given`: the program's options, as
+   hl__options_take has read them. */
 void hl__call_init(hl__call *call, hl_manager *manager, hl__call_kind kind, hl_lock *lock,
                    const hl_options *given);
 
 /* The whole of an acquisition, for a thread that blocks: as hl_acquire. */
 int hl__call_make(hl__call *call, hl_error *error);
-/* Its part from the connection on, for so long from its start; for one that has its
+/* Makes the part of a call from the connection on, until timeout ms after its start. The call has its
    place in line. Counts nothing. */
 int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error);
 /* An acquisition ends so: counts it. Returns for how long it has waited, in ms. */
@@ -82,9 +82,9 @@ void hl__call_commit(hl__call *call);
 /* Ends a call that is in the store's hands, soon. */
 void hl__call_interrupt(hl__call *call) HL__REQUIRES(hl__manager_mutex);
 
-/* What the caller has given, NULL included, as this library knows it. HL_EMISUSE. */
+/* Reads the options of a caller, of any version, or NULL. HL_EMISUSE. */
 int hl__options_take(const hl_options *given, hl_options *own, hl_error *error);
-/* Where there are only leases, what was to be a session lock becomes one of hold_timeout. */
+/* Checks the options. On a store that has only leases a session lock becomes a lease of hold_timeout. */
 int hl__options_check(hl_options *options, const hl_manager *manager, const hl_plan *plan,
                       hl_error *error);
 /* HL_EUNSUPPORTED: there are no update locks there, or none that are leases. */

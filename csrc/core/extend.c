@@ -30,7 +30,7 @@ int hl__extension_convert(hl__extension *self, hl_lock *lock, bool exclusive, hl
   hl_plan *whole = hl__plan_converted(lock->plan, exclusive);
   self->whole = whole;
   self->plan = whole ? hl_plan_copy(whole) : NULL;
-  /* What the store may have, whatever the lock's plan says. */
+  /* The store may have more than the lock's plan says. */
   bool unsure = !exclusive && lock->lease && lock->lease->unsure;
   hl_plan *most = unsure ? hl__plan_converted(lock->plan, true) : NULL;
   if (!self->plan || (unsure && !most)) {

@@ -78,7 +78,7 @@ void hl__pending_finish(hl_pending *pending, int status) {
   if (pending->whole) pending->whole->group->member_done(pending->whole, pending);
 }
 
-/* Ends a pending that is in line, where no worker has it: its place goes with it. */
+/* Ends a pending in line, and gives its place up. No worker has it. */
 static void finish_in_line(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
   hl__line_leave(pending->call.manager, &pending->call.waiter, false);
   pending->call.in_line = false;
@@ -258,7 +258,7 @@ static void give_away(hl_pending *pending) {
     (void)hl_lock_release(call->lock, false, NULL);
 }
 
-/* Ends a call that was made, with that status. What it got goes back if its owner has given it up. */
+/* Ends a call that was made, with that status. Gives back what it got if its owner has given it up. */
 static void made(hl_pending *pending, int status, const hl_error *error, hl__blockers *found) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
@@ -476,7 +476,7 @@ static hl_lock *granted_take(hl_pending *pending) HL__REQUIRES(hl__manager_mutex
   granted->taken = true;
   pending->call.waiter.plan = NULL;
   hl__agent_keep(&lock->held, pending->agent);
-  if (pending->group && pending->call.options.kinds) /* those of the target that was granted */
+  if (pending->group && pending->call.options.kinds) /* the kinds of the granted target */
     lock->held.kinds = hl__order_kinds(pending->call.manager->units, lock->plan, options->label,
                                        options->label_size);
   return lock;
@@ -583,7 +583,7 @@ HL__UNCHECKED void hl__pending_end(hl_pending *pending) {
   hl__wait_end(&pending->wait);
   hl_pending_cancel(pending);
   hl_agent_unref(pending->agent);
-  /* It is done: no thread writes to the descriptor any more. */
+  /* No thread writes to the descriptor of a pending that is done. */
   if (pending->fd >= 0) (void)close(pending->fd);
   hl__pending_unref(pending);
 }

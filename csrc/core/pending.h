@@ -83,7 +83,7 @@ void hl__pending_tell(hl_pending *pending, int status) HL__REQUIRES(hl__manager_
 void hl__pending_finish(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex);
 /* Ends it for its owner, wherever it is; error.status says how. A worker that has it tells the store. */
 void hl__pending_give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
-/* Cancels it, and drops the owner's reference. Of a whole: after its members were freed. */
+/* Cancels it, and drops the owner's reference. The members of a whole have been freed before. */
 void hl__pending_end(hl_pending *pending);
 /* HL_CANCELLED */
 int hl__pending_cancelled_error(hl_error *error);

@@ -27,7 +27,7 @@ static int wait_begin(hl__wait *wait, const hl__call *call, const hl__held *own,
   return hl__wait_begin(wait, error);
 }
 
-/* As wait_begin, for a thread that blocks; counts a call that is refused. */
+/* Runs wait_begin for a thread that blocks, and counts a call that is refused. */
 static inline int thread_wait_begin(hl__wait *wait, const hl__call *call, const hl__held *own,
                                     hl_error *error) {
   int status = wait_begin(wait, call, own, error);

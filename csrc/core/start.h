@@ -7,7 +7,7 @@
 
 #include "call.h"
 
-/* What a program wants of a lock that it holds. */
+/* A program's call on a lock that it holds. */
 typedef struct hl__wish {
   hl__call_kind kind;        /* not HL__ACQUIRE */
   const hl_plan *plan;       /* HL__EXTEND */
