@@ -1,6 +1,6 @@
 /*
- * any.c - the first of several (hl_start_any). A whole has a pending as a member for each plan; the first grant is its
- * result, and ends the waits of the other members.
+ * any.c - the first of several (hl_start_any). A whole has a pending as a member for each plan; the
+ * first grant is its result, and ends the waits of the other members.
  */
 #include "clock.h"
 #include "error.h"
@@ -39,7 +39,8 @@ static void member_done(hl_pending *whole, hl_pending *member) HL__REQUIRES(hl__
   }
 }
 
-/* The others are given up before this thread gives the mutex back, so no owner can be given two locks. */
+/* The others are given up before this thread gives the mutex back, so no owner can be given two
+   locks. */
 static void others_give_up(hl_pending *whole, const hl_pending *member)
     HL__REQUIRES(hl__manager_mutex) {
   const hl__group *group = whole->group;
@@ -63,8 +64,8 @@ static void members_cancel(hl_pending *whole, bool all) {
     if (group->members[i] && group->members[i] != kept) hl_pending_cancel(group->members[i]);
 }
 
-/* Workers may still be busy with members, which belong to no whole then. Unchecked: only the owner touches these
-   fields. */
+/* Workers may still be busy with members, which belong to no whole then. Unchecked: only the owner
+   touches these fields. */
 HL__UNCHECKED static void group_free(hl_pending *whole) {
   hl_manager *manager = whole->call.manager;
   hl__group *group = whole->group;
@@ -83,7 +84,8 @@ HL__UNCHECKED static void group_free(hl_pending *whole) {
 
 /* ---------------------------------------------------------------- starting */
 
-/* A whole with n members, none of them started. NULL: out of memory. Unchecked: no other thread has it yet. */
+/* A whole with n members, none of them started. NULL: out of memory. Unchecked: no other thread has
+   it yet. */
 HL__UNCHECKED static hl_pending *whole_new(hl_manager *manager, const hl_plan *const *plans,
                                            size_t n, const hl_options *options) {
   hl_pending *whole = calloc(1, sizeof *whole);
@@ -120,7 +122,8 @@ HL__UNCHECKED static hl_pending *whole_new(hl_manager *manager, const hl_plan *c
   return whole;
 }
 
-/* Whether the agent or strand itself holds the rows in the way of each wait, so that all would be in vain. */
+/* Whether the agent or strand itself holds the rows in the way of each wait, so that all would be
+   in vain. */
 static bool all_vain(hl_manager *manager, const hl_plan *const *plans, size_t n,
                      const hl_options *options) {
   int64_t timeout = options->timeout < 0 ? manager->config.timeout : options->timeout;
@@ -141,8 +144,8 @@ static bool all_vain(hl_manager *manager, const hl_plan *const *plans, size_t n,
   return true;
 }
 
-/* Deeper targets come first; on one node, shared before exclusive. Else a weaker request would queue
-   behind our own stronger one. */
+/* Deeper targets come first; on one node, shared before exclusive. Else a weaker request would
+   queue behind our own stronger one. */
 static int compare_places(const hl_plan *x, const hl_plan *y) {
   unsigned i = hl__plan_level(x), j = hl__plan_level(y);
   if (i != j) return i < j ? 1 : -1;

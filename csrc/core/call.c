@@ -250,8 +250,8 @@ static int lease_granted(hl__call *call, hl__connection *connection, const hl_gr
   return closed ? hl__manager_closed_error(error) : hl__lease_late_error(error);
 }
 
-/* A lease that its caller does not want any more goes; an imported one stays with its text. False: the record may
-   be there still, as where the interruption of the take has met the drop. */
+/* A lease that its caller does not want any more goes; an imported one stays with its text. False:
+   the record may be there still, as where the interruption of the take has met the drop. */
 static bool lease_unwanted(hl__call *call, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
@@ -276,8 +276,8 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     if (!manager->store->leases) return hl__lease_unsupported(manager, error);
     kept = kept || call->lease->refreshes;
   }
-  /* A try must not fail on a lease that this process has released but not deleted yet: it waits for those
-     deletions, then tries once more. */
+  /* A try must not fail on a lease that this process has released but not deleted yet: it waits for
+     those deletions, then tries once more. */
   uint64_t put = manager->drops_put;
   bool dropping = manager->ops->traits.blocks && manager->drops_gone < put;
   const int64_t limit = answer_by(call, deadline); /* a store that hangs gets no more */

@@ -57,14 +57,15 @@ void hl__call_init(hl__call *call, hl_manager *manager, hl__call_kind kind, hl_l
 
 /* The whole of an acquisition, for a thread that blocks: as hl_acquire. */
 int hl__call_make(hl__call *call, hl_error *error);
-/* Makes the part of a call from the connection on, until timeout ms after its start. The call has its
-   place in line. Counts nothing. */
+/* Makes the part of a call from the connection on, until timeout ms after its start. The call has
+   its place in line. Counts nothing. */
 int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error);
 /* An acquisition ends so: counts it. Returns for how long it has waited, in ms. */
 int64_t hl__call_ends(hl__call *call, int status) HL__REQUIRES(hl__manager_mutex);
-/* Allocates what a call on a held lock needs before it blocks: the extension by `plan` (HL__EXTEND) or by another
-   mode; the lease that the lock becomes. The caller disposes of it after any outcome. HL_OK, HL_ENOMEM; of
-   HL__TO_LEASE also HL_ESTORE, and HL_EUNSUPPORTED: the lock is a lease already, or the store has no leases. */
+/* Allocates what a call on a held lock needs before it blocks: the extension by `plan` (HL__EXTEND)
+   or by another mode; the lease that the lock becomes. The caller disposes of it after any outcome.
+   HL_OK, HL_ENOMEM; of HL__TO_LEASE also HL_ESTORE, and HL_EUNSUPPORTED: the lock is a lease
+   already, or the store has no leases. */
 int hl__call_prepare(hl__call *call, const hl_plan *plan, hl_error *error);
 void hl__call_dispose(hl__call *call);
 /* Makes the call of HL__EXTEND or HL__UPGRADE; blocks. The caller commits the extension, if it was
@@ -74,8 +75,8 @@ int hl__call_extend(hl__call *call, hl_error *error);
 int hl__call_downgrade(hl__call *call, hl_error *error);
 /* Makes the call of HL__TO_LEASE; blocks. */
 int hl__call_to_lease(hl__call *call, hl_error *error);
-/* Whether the lock has what the call wanted, after that status. A lease claims no more after any downgrade: the store
-   may have made it, and the answer was lost. */
+/* Whether the lock has what the call wanted, after that status. A lease claims no more after any
+   downgrade: the store may have made it, and the answer was lost. */
 bool hl__call_commits(const hl__call *call, int status);
 /* Gives the lock what the call has got. The thread that uses the lock calls it. */
 void hl__call_commit(hl__call *call);
@@ -84,7 +85,8 @@ void hl__call_interrupt(hl__call *call) HL__REQUIRES(hl__manager_mutex);
 
 /* Reads the options of a caller, of any version, or NULL. HL_EMISUSE. */
 int hl__options_take(const hl_options *given, hl_options *own, hl_error *error);
-/* Checks the options. On a store that has only leases a session lock becomes a lease of hold_timeout. */
+/* Checks the options. On a store that has only leases a session lock becomes a lease of
+   hold_timeout. */
 int hl__options_check(hl_options *options, const hl_manager *manager, const hl_plan *plan,
                       hl_error *error);
 /* HL_EUNSUPPORTED: there are no update locks there, or none that are leases. */

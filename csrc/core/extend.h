@@ -1,6 +1,6 @@
 /*
- * extend.h - what an extend, an upgrade or a downgrade asks for, made before it blocks, so that it cannot run out
- * of memory afterwards; and what the lock becomes by it.
+ * extend.h - what an extend, an upgrade or a downgrade asks for, made before it blocks, so that it
+ * cannot run out of memory afterwards; and what the lock becomes by it.
  */
 #ifndef HIERLOCK_EXTEND_H
 #define HIERLOCK_EXTEND_H

@@ -50,9 +50,9 @@
  * of fixed size and is never freed; error may be NULL.
  *
  * NULL. Where a comment says so, NULL is fine or stands for a default; so it is for the context of
- * a function that is called back. Elsewhere it is a bug of the caller's: a function with a status returns
- * HL_EMISUSE; any other does nothing, and returns 0, false, NULL or "", hl_lock_look HL_RELEASED. So
- * a lock that was not granted is not held.
+ * a function that is called back. Elsewhere it is a bug of the caller's: a function with a status
+ * returns HL_EMISUSE; any other does nothing, and returns 0, false, NULL or "", hl_lock_look
+ * HL_RELEASED. So a lock that was not granted is not held.
  *
  * Times are int64_t milliseconds.
  */
@@ -141,12 +141,11 @@ bool hl_mode_named(const char *name, hl_mode *mode);
    of buckets of each level. Immutable, reference-counted, free of threads. */
 typedef struct hl_layout hl_layout;
 
-/* names: 1 to HL_LEVELS_MAX distinct, non-empty names of at most
-   HL_LEVEL_NAME_MAX bytes, without ',' or ':' or control bytes; NULL stands
-   for user, account, resource. buckets: 1 to 2^31 - 1; 0 stands for
-   HL_BUCKETS_DEFAULT. The names are copied. If names was NULL or buckets 0, a manager that is opened
-   with the layout takes them from its space: hl_config.
-   Fails with HL_EMISUSE, HL_ENOMEM. */
+/* names: 1 to HL_LEVELS_MAX distinct, non-empty names of at most HL_LEVEL_NAME_MAX bytes, without
+   ',' or ':' or control bytes; NULL stands for user, account, resource. buckets: 1 to 2^31 - 1; 0
+   stands for HL_BUCKETS_DEFAULT. The names are copied. If names was NULL or buckets 0, a manager
+   that is opened with the layout takes them from its space: hl_config. Fails with HL_EMISUSE,
+   HL_ENOMEM. */
 int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets, hl_layout **layout,
                   hl_error *error);
 hl_layout *hl_layout_ref(hl_layout *layout);
@@ -178,13 +177,13 @@ typedef struct hl_row {
   uint64_t bucket;
   uint8_t level;
   uint8_t mode; /* hl_mode */
-  /* The bucket of the tree's root, so all rows of a tree have the same number. On HL_LEVEL_NAMED: where the
-     plan has the name. */
+  /* The bucket of the tree's root, so all rows of a tree have the same number. On HL_LEVEL_NAMED:
+     where the plan has the name. */
   uint32_t root;
 } hl_row;
 
-/* The level of rows that are no nodes, but the names that programs of another kind lock for nodes: see
-   hl_config.interoperate. Rows with names come behind all others. */
+/* The level of rows that are no nodes, but the names that programs of another kind lock for nodes:
+   see hl_config.interoperate. Rows with names come behind all others. */
 #define HL_LEVEL_NAMED HL_LEVELS_MAX
 
 /* Added to the level of a node: its update row, which the update holder of the node holds
@@ -192,9 +191,9 @@ typedef struct hl_row {
 #define HL_LEVEL_UPDATE 128u
 
 /* The targets of a call, and the rows that they need. Each row is there once, in the strongest mode
-   that any target needs, shared or exclusive. The update rows come first, then the others, both in the
-   order (level, bucket). All callers take rows in that order, so calls cannot deadlock. A plan is used
-   by one thread at a time. */
+   that any target needs, shared or exclusive. The update rows come first, then the others, both in
+   the order (level, bucket). All callers take rows in that order, so calls cannot deadlock. A plan
+   is used by one thread at a time. */
 typedef struct hl_plan hl_plan;
 
 typedef struct hl_target {
@@ -243,9 +242,10 @@ typedef enum hl_dialect {
    memory, or for an unknown dialect. table is an identifier ([A-Za-z0-9_$]+), which the caller has
    checked; HL_POSTGRESQL does not use it. The statement returns as many rows as the plan has. */
 char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table);
-/* The statement of hl_plan_sql for a space of MySQL or MariaDB with leases. table is the name that the
-   DSN gives. The statement locks and reads the roots' gates, too, last of all, and returns *gates rows
-   more. If leases may be below a root, the statement returns fewer rows: the caller then looks for leases. */
+/* The statement of hl_plan_sql for a space of MySQL or MariaDB with leases. table is the name that
+   the DSN gives. The statement locks and reads the roots' gates, too, last of all, and returns
+   *gates rows more. If leases may be below a root, the statement returns fewer rows: the caller
+   then looks for leases. */
 char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, size_t *gates);
 
 /* ------------------------------------------------------------ manager */
@@ -285,9 +285,9 @@ typedef struct hl_config {
   /* Stores beyond file: and null:, e.g. { &hl_store_mysql, NULL }; may be
      NULL. */
   const struct hl_store_ops *const *stores;
-  /* "symfony": also locks each node by its name, as Symfony Lock does on the same store. Leases are then
-     unsupported, except on stores that have only leases. NULL: as the DSN says. HL_EUNSUPPORTED where the
-     store cannot. */
+  /* "symfony": also locks each node by its name, as Symfony Lock does on the same store. Leases are
+     then unsupported, except on stores that have only leases. NULL: as the DSN says.
+     HL_EUNSUPPORTED where the store cannot. */
   const char *interoperate;
   /* With it: the name of a node, for each level, and NULL behind the last. "{level}"
      stands for the id of that level: "invoice-{resource}". NULL: ids joined by '/'. */
@@ -311,10 +311,10 @@ typedef struct hl_manager hl_manager;
    variable is an empty DSN, which is refused: the program was meant to be told. */
 const char *hl_dsn_default(const char *dsn);
 
-/* The store that a DSN asks for, by its form: "mysql", "postgresql", "redis", "sqlite", "memcached",
-   "file", "null" or "quorum". A quorum is quorum:majority;dsn;dsn;dsn or quorum:all;..., with '%' as
-   %25 and ';' as %3B in each dsn. Static storage. NULL, with HL_EDSN in *error, when no known store
-   has that form. */
+/* The store that a DSN asks for, by its form: "mysql", "postgresql", "redis", "sqlite",
+   "memcached", "file", "null" or "quorum". A quorum is quorum:majority;dsn;dsn;dsn or
+   quorum:all;..., with '%' as %25 and ';' as %3B in each dsn. Static storage. NULL, with HL_EDSN in
+   *error, when no known store has that form. */
 const char *hl_dsn_store(const char *dsn, hl_error *error);
 
 /* Opens the store and looks whether it will exclude. Everything in config is
@@ -332,13 +332,13 @@ int hl_manager_open(const hl_config *config, hl_manager **manager, hl_error *err
    the threads, and then closes. NULL is fine. */
 void hl_manager_close(hl_manager *manager);
 
-/* Ends all waits of the manager, in any thread, with HL_CANCELLED; until the manager is closed, later
-   waits end so at once. Locks stay held, and are released as usual. An extend that this ends may
-   cost its lock, see hl_lock_start_extend. Any thread; any number of times. */
+/* Ends all waits of the manager, in any thread, with HL_CANCELLED; until the manager is closed,
+   later waits end so at once. Locks stay held, and are released as usual. An extend that this ends
+   may cost its lock, see hl_lock_start_extend. Any thread; any number of times. */
 void hl_manager_cancel(hl_manager *manager);
 
-/* The layout for plans of this manager: as its space records, else as in hl_config, else the default.
-   Lives as long as the manager. */
+/* The layout for plans of this manager: as its space records, else as in hl_config, else the
+   default. Lives as long as the manager. */
 hl_layout *hl_manager_layout(const hl_manager *manager);
 
 /* Whether hl_config.units had that name. */
@@ -380,8 +380,8 @@ typedef struct hl_histogram {
 int64_t hl_histogram_bound_us(unsigned i);
 
 /* The acquisitions whose deepest target was on that level, since the manager was opened. waits: how
-   long they waited, granted or not. holds: how long their locks were held that are not held any more. A
-   level beyond the deepest has no acquisitions. Any thread. */
+   long they waited, granted or not. holds: how long their locks were held that are not held any
+   more. A level beyond the deepest has no acquisitions. Any thread. */
 void hl_manager_histograms(hl_manager *manager, unsigned level, hl_histogram *waits,
                            hl_histogram *holds);
 
@@ -412,8 +412,9 @@ typedef struct hl_holder {
   char owner[HL_OWNER_MAX + 1];
   char id[HL_LEASE_ID_SIZE];
   int64_t remaining_ms;
-  /* The store's name of a session (MySQL: the connection's id; PostgreSQL: the number of the server's
-     process; file: PID.NUMBER), by which an administrator ends it. "" where the store knows none. */
+  /* The store's name of a session (MySQL: the connection's id; PostgreSQL: the number of the
+     server's process; file: PID.NUMBER), by which an administrator ends it. "" where the store
+     knows none. */
   char session[24];
 } hl_holder;
 
@@ -427,11 +428,11 @@ typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
 int hl_manager_holders(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
                        hl_error *error);
 
-/* hl_manager_holders after a failed acquisition, for a caller in a hurry: at most a hundred holders,
-   within 50 ms. HL_TIMEOUT: the store has not told all by then; fn was called for the known ones.
-   HL_BUSY: the store was not asked, because it has not answered the last look yet, or was asked ten
-   times for this manager in this second. Looking costs the server more than a try does, and programs
-   try in loops. After any failure there may be holders that fn does not know. */
+/* hl_manager_holders after a failed acquisition, for a caller in a hurry: at most a hundred
+   holders, within 50 ms. HL_TIMEOUT: the store has not told all by then; fn was called for the
+   known ones. HL_BUSY: the store was not asked, because it has not answered the last look yet, or
+   was asked ten times for this manager in this second. Looking costs the server more than a try
+   does, and programs try in loops. After any failure there may be holders that fn does not know. */
 int hl_manager_blockers(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
                         hl_error *error);
 
@@ -454,10 +455,11 @@ typedef struct hl_filter {
    HL_ENOMEM. */
 int hl_manager_leases(hl_manager *manager, const hl_filter *filter, hl_holder_fn fn, void *context,
                       hl_error *error);
-/* Ends leases of any holder, and frees their nodes at once. Ends leases whose time is up, too: a refresh
-   could bring them back, as long as no other request has wanted their nodes. The next call of each
-   holder is HL_ELOST with `by` and `reason` (NULL: none; at most 63 and 127 bytes of them) in its
-   hl_error. A filter that gives nothing is HL_EMISUSE. *count: how many. Fails as hl_manager_leases. */
+/* Ends leases of any holder, and frees their nodes at once. Ends leases whose time is up, too: a
+   refresh could bring them back, as long as no other request has wanted their nodes. The next call
+   of each holder is HL_ELOST with `by` and `reason` (NULL: none; at most 63 and 127 bytes of them)
+   in its hl_error. A filter that gives nothing is HL_EMISUSE. *count: how many. Fails as
+   hl_manager_leases. */
 int hl_manager_revoke(hl_manager *manager, const hl_filter *filter, const char *by,
                       const char *reason, uint64_t *count, hl_error *error);
 
@@ -465,10 +467,11 @@ int hl_manager_revoke(hl_manager *manager, const hl_filter *filter, const char *
 
 typedef struct hl_lock hl_lock;
 
-/* The asker: a part of a program that does one thing at a time, such as a Lua state. A program that names
-   an agent promises that no other part of it releases the agent's locks. So a request that would wait
-   for the agent itself, or in a circle of waiting agents, is HL_DEADLOCK before it waits, if it may wait
-   for a second or longer. An agent is used by one thread at a time. NULL: out of memory. */
+/* The asker: a part of a program that does one thing at a time, such as a Lua state. A program that
+   names an agent promises that no other part of it releases the agent's locks. So a request that
+   would wait for the agent itself, or in a circle of waiting agents, is HL_DEADLOCK before it
+   waits, if it may wait for a second or longer. An agent is used by one thread at a time. NULL: out
+   of memory. */
 typedef struct hl_agent hl_agent;
 hl_agent *hl_agent_new(void);
 hl_agent *hl_agent_ref(hl_agent *agent); /* NULL is fine */
@@ -476,9 +479,9 @@ void hl_agent_unref(hl_agent *agent);    /* NULL is fine; also before its locks 
 
 #define HL_WHERE_SIZE 96
 
-/* A lease is a record in the store. The lease ends at a time of the store's clock, survives its process,
-   and can be renewed, listed, handed over and revoked. A session lock and a lease on the same nodes
-   exclude each other. */
+/* A lease is a record in the store. The lease ends at a time of the store's clock, survives its
+   process, and can be renewed, listed, handed over and revoked. A session lock and a lease on the
+   same nodes exclude each other. */
 typedef struct hl_options {
   size_t size;       /* sizeof(hl_options); see hl_config */
   int64_t timeout;   /* ms; 0 tries once; HL_FOREVER; < 0: the manager's */
@@ -510,55 +513,55 @@ typedef struct hl_options {
 
 #define HL_REPORT_SIZE 1024
 
-/* For tests of a program, which calls this before each request of an agent. Learns which kinds of targets
-   the agent takes while its task holds others, over the whole run of the process. A kind is a unit; else
-   a level, and a label with its digits made one '#'. True: for the first time these orders make a
-   circle, a deadlock that has not happened yet; the report says in one line what and where. Sets
-   options->kinds. Any thread. */
+/* For tests of a program, which calls this before each request of an agent. Learns which kinds of
+   targets the agent takes while its task holds others, over the whole run of the process. A kind is
+   a unit; else a level, and a label with its digits made one '#'. True: for the first time these
+   orders make a circle, a deadlock that has not happened yet; the report says in one line what and
+   where. Sets options->kinds. Any thread. */
 bool hl_order_check(const hl_manager *manager, const hl_plan *plan, hl_options *options,
                     char report[HL_REPORT_SIZE]);
 
-/* Checks a request against the declared order, hl_config.units. True: the agent asks for a unit while its
-   task holds a later unit, by a manager that has units, too; the report says which, and where. first:
-   no call of this process has said so of these two units before. A request with several targets
-   takes them in an order of its own, and a request that tries once waits for nothing: neither breaks the
-   declared order. Any thread. */
+/* Checks a request against the declared order, hl_config.units. True: the agent asks for a unit
+   while its task holds a later unit, by a manager that has units, too; the report says which, and
+   where. first: no call of this process has said so of these two units before. A request with
+   several targets takes them in an order of its own, and a request that tries once waits for
+   nothing: neither breaks the declared order. Any thread. */
 bool hl_units_check(const hl_manager *manager, const hl_plan *plan, const hl_options *options,
                     bool *first, char report[HL_REPORT_SIZE]);
 
-/* Locks what plan says, or nothing. Waits as long as options allow. The plan
-   is copied. options may be NULL.
-   Returns HL_OK with *lock set; HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED,
-   HL_BUSY; HL_ECONNECTION, HL_ENOT_PROVISIONED, HL_EUNSAFE_SERVER,
-   HL_ESTORE, HL_EMISUSE (an empty plan, another layout), HL_ENOMEM; then
-   *lock is NULL and nothing is held. A call of this function closes no circle of waiters. But the call
-   can stand in a circle that an hl_lock_extend has closed, and the store may pick the call as the
-   victim: HL_DEADLOCK. Try again. With options->agent a call that would wait for ever is HL_DEADLOCK, too, before
-   it waits; see hl_agent. */
+/* Locks what plan says, or nothing. Waits as long as options allow. The plan is copied. options may
+   be NULL.
+   Returns HL_OK with *lock set; HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED, HL_BUSY; HL_ECONNECTION,
+   HL_ENOT_PROVISIONED, HL_EUNSAFE_SERVER, HL_ESTORE, HL_EMISUSE (an empty plan, another layout),
+   HL_ENOMEM; then *lock is NULL and nothing is held. A call of this function closes no circle of
+   waiters. But it can stand in a circle that an hl_lock_extend has closed, and the store may pick it
+   as the victim: HL_DEADLOCK. Try again. With options->agent a call that would wait for ever is
+   HL_DEADLOCK, too, before it waits; see hl_agent. */
 int hl_acquire(hl_manager *manager, const hl_plan *plan, const hl_options *options, hl_lock **lock,
                hl_error *error);
 
-/* Takes more locks in the same transaction. May break the common order: so this call alone can close a
-   circle of waiters. options may be NULL. HL_DEADLOCK: the store has picked this call as the victim, and the
-   lock holds nothing any more. After any other failure the lock holds the rows that it held before.
-   MySQL, which cannot give back single rows, may keep some of the wanted rows until the lock is released. */
+/* Takes more locks in the same transaction. May break the common order: so this call alone can
+   close a circle of waiters. options may be NULL. HL_DEADLOCK: the store has picked this call as
+   the victim, and the lock holds nothing any more. After any other failure the lock holds the rows
+   that it held before. MySQL, which cannot give back single rows, may keep some of the wanted rows
+   until the lock is released. */
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options, hl_error *error);
 
-/* Makes exclusive what the lock has in HL_UPDATE, as soon as the sharing holders have gone. No other lock
-   can become exclusive before, and newcomers wait meanwhile where the store is fair. HL_OK, also when the
-   lock is exclusive already; it has a new token then. HL_TIMEOUT, HL_CANCELLED, and any failure beside the
-   following: the lock is unchanged. But a lease whose request or answer was delayed or cut off may be
-   exclusive at the store, until it is downgraded or released. HL_DEADLOCK: the lock holds nothing any more.
-   A lock of several nodes can stand in a circle, if other requests share several of them. A lock on MariaDB,
-   or on MySQL before 8.0.41, can, too, if a request of many nodes waits for it. HL_ELOST, HL_ERELEASED.
-   HL_EMISUSE: the caller did not ask for HL_UPDATE. Only timeout and the asker of options count; NULL: the
-   manager's. */
+/* Makes exclusive what the lock has in HL_UPDATE, as soon as the sharing holders have gone. No
+   other lock can become exclusive before, and newcomers wait meanwhile where the store is fair.
+   HL_OK, also when the lock is exclusive already; it has a new token then. HL_TIMEOUT,
+   HL_CANCELLED, and any failure beside the following: the lock is unchanged. But a lease whose
+   request or answer was delayed or cut off may be exclusive at the store, until it is downgraded or
+   released. HL_DEADLOCK: the lock holds nothing any more. A lock of several nodes can stand in a
+   circle, if other requests share several of them. A lock on MariaDB, or on MySQL before 8.0.41,
+   can, too, if a request of many nodes waits for it. HL_ELOST, HL_ERELEASED. HL_EMISUSE: the caller
+   did not ask for HL_UPDATE. Only timeout and the asker of options count; NULL: the manager's. */
 int hl_lock_upgrade(hl_lock *lock, const hl_options *options, hl_error *error);
-/* Makes the lock HL_UPDATE again, with no moment in between in which another program could change its nodes;
-   sharing holders may then come. HL_OK, also when the lock is so already; a lease with an upgrade or a
-   downgrade that was not answered asks the store even then. HL_EUNSUPPORTED: the store gives back no single
-   row (sessions of MySQL and MariaDB), or, on PostgreSQL, the lock was extended meanwhile. HL_ELOST,
-   HL_ERELEASED, HL_EMISUSE. */
+/* Makes the lock HL_UPDATE again, with no moment in between in which another program could change
+   its nodes; sharing holders may then come. HL_OK, also when the lock is so already; a lease with
+   an upgrade or a downgrade that was not answered asks the store even then. HL_EUNSUPPORTED: the
+   store gives back no single row (sessions of MySQL and MariaDB), or, on PostgreSQL, the lock was
+   extended meanwhile. HL_ELOST, HL_ERELEASED, HL_EMISUSE. */
 int hl_lock_downgrade(hl_lock *lock, hl_error *error);
 
 /* Gives everything back; once. A second call returns HL_OK and does nothing.
@@ -580,12 +583,12 @@ void hl_lock_free(hl_lock *lock);
    HL_ERELEASED; HL_EUNSUPPORTED: a session lock; HL_ECONNECTION, HL_ESTORE, HL_TIMEOUT: it was not
    refreshed, and ends when it would have ended. */
 int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error);
-/* Makes a session lock a lease, with no moment in between in which its nodes are free. Uses ttl, owner,
-   auto_refresh, auto_release and label of options. HL_OK; HL_ELOST, HL_ERELEASED; after any other
-   failure the lock is unchanged. */
+/* Makes a session lock a lease, with no moment in between in which its nodes are free. Uses ttl,
+   owner, auto_refresh, auto_release and label of options. HL_OK; HL_ELOST, HL_ERELEASED; after any
+   other failure the lock is unchanged. */
 int hl_lock_to_lease(hl_lock *lock, const hl_options *options, hl_error *error);
-/* A printable text, malloc'ed, to be freed by the caller, with which hl_import takes the
-   lease over, in any process. The lease goes on; the lock is as if released. A program that has the text
+/* A printable text, malloc'ed, to be freed by the caller, with which hl_import takes the lease
+   over, in any process. The lease goes on; the lock is as if released. A program that has the text
    has the lease. HL_EUNSUPPORTED: a session lock. HL_ELOST, HL_ERELEASED, HL_ENOMEM. */
 int hl_lock_export(hl_lock *lock, char **text, hl_error *error);
 /* hl_lock_export in two steps, for a caller that must keep the text safe before the lock is as if
@@ -647,24 +650,25 @@ typedef struct hl_pending hl_pending;
 int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *options,
              hl_pending **pending, hl_error *error);
 
-/* Starts n acquisitions, of which the first that is granted counts: hl_pending_wait gives its lock, and
-   hl_lock_plan says which plan that is. The pending waits in every queue. The first grant ends the other
-   waits; a second grant that comes together with it is given back at once, and no caller sees it. When
-   several plans could be granted at once, the first in the list is, where the store tells without blocking.
-   HL_TIMEOUT: no plan was granted. Any other failure of a plan ends all. Each wait takes a connection, as
-   hl_start does, where connections are scarce. The plans are copied. options, as for hl_start; with
-   `awaited` and no strand the agent itself blocks until the pending is done. */
+/* Starts n acquisitions, of which the first that is granted counts: hl_pending_wait gives its lock,
+   and hl_lock_plan says which plan that is. The pending waits in every queue. The first grant ends
+   the other waits; a second grant that comes together with it is given back at once, and no caller
+   sees it. When several plans could be granted at once, the first in the list is, where the store
+   tells without blocking. HL_TIMEOUT: no plan was granted. Any other failure of a plan ends all.
+   Each wait takes a connection, as hl_start does, where connections are scarce. The plans are
+   copied. options, as for hl_start; with `awaited` and no strand the agent itself blocks until the
+   pending is done. */
 int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
                  const hl_options *options, hl_pending **pending, hl_error *error);
 /* Whether a call of this manager's store may block, a try, too. */
 bool hl_manager_blocks(const hl_manager *manager);
 
-/* Start calls on a lock: hl_lock_extend, hl_lock_upgrade, hl_lock_check, hl_lock_release with confirm,
-   and so on. The lock is in use until hl_pending_wait has taken the result (it returns no lock then), or
-   until the call was cancelled and has ended. Meanwhile another call on the lock is HL_EMISUSE. Only
-   hl_lock_release and hl_lock_free may be called: they give the started call up, which may cost the lock.
-   HL_OK with *pending NULL: the call is done already, and well. Any other status: as
-   that call. */
+/* Start calls on a lock: hl_lock_extend, hl_lock_upgrade, hl_lock_check, hl_lock_release with
+   confirm, and so on. The lock is in use until hl_pending_wait has taken the result (it returns no
+   lock then), or until the call was cancelled and has ended. Meanwhile another call on the lock is
+   HL_EMISUSE. Only hl_lock_release and hl_lock_free may be called: they give the started call up,
+   which may cost the lock. HL_OK with *pending NULL: the call is done already, and well. Any other
+   status: as that call. */
 int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options,
                          hl_pending **pending, hl_error *error);
 int hl_lock_start_upgrade(hl_lock *lock, const hl_options *options, hl_pending **pending,
@@ -676,7 +680,8 @@ int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **pending, hl_e
 int hl_lock_start_to_lease(hl_lock *lock, const hl_options *options, hl_pending **pending,
                            hl_error *error);
 
-/* Starts hl_import. A pending that is given up leaves the lease to the programs that have the text. */
+/* Starts hl_import. A pending that is given up leaves the lease to the programs that have the text.
+   */
 int hl_start_import(hl_manager *manager, const char *text, size_t size, const hl_options *options,
                     hl_pending **pending, hl_error *error);
 
@@ -707,9 +712,10 @@ void hl_pending_cancel(hl_pending *pending);
    as the pending. */
 const hl_plan *hl_pending_plan(const hl_pending *pending);
 
-/* Calls fn for the holders that were in the way, when the pending is done with HL_TIMEOUT or HL_DEADLOCK.
-   Returns the status of hl_manager_blockers at that time: after a failure there may be others. HL_BUSY,
-   too, when the pending stood in line inside this process until its end, and never reached the store. */
+/* Calls fn for the holders that were in the way, when the pending is done with HL_TIMEOUT or
+   HL_DEADLOCK. Returns the status of hl_manager_blockers at that time: after a failure there may be
+   others. HL_BUSY, too, when the pending stood in line inside this process until its end, and never
+   reached the store. */
 int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context, hl_error *error);
 
 /* Cancels if need be and frees; never blocks. NULL is fine. */

@@ -1,5 +1,6 @@
 /*
- * lock.c - the life of a lock: how it is made, what it tells of itself, how it is exported, released and freed.
+ * lock.c - the life of a lock: how it is made, what it tells of itself, how it is exported,
+ * released and freed.
  */
 #include "lock.h"
 

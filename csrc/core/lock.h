@@ -9,8 +9,8 @@
 #include "hold.h"
 #include "lease.h"
 
-/* A call on the lock that was started (hl_lock_start_...). It occupies the lock until its result has been
-   taken. Meanwhile the lock's owner says here what he wants done with the lock. */
+/* A call on the lock that was started (hl_lock_start_...). It occupies the lock until its result
+   has been taken. Meanwhile the lock's owner says here what he wants done with the lock. */
 typedef struct hl__occupant hl__occupant;
 struct hl__occupant {
   /* Gives the call up, as the lock's owner wants the lock released, or also freed. True: the
@@ -44,11 +44,11 @@ static inline bool hl__lock_is_occupied(hl_lock *lock) {
          !hl__lock_is_foreign(lock);
 }
 
-/* Makes an empty lock, with a reference to the manager and a copy of the plan. The options name the asker.
-   NULL: out of memory. */
+/* Makes an empty lock, with a reference to the manager and a copy of the plan. The options name the
+   asker. NULL: out of memory. */
 hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options);
-/* Creates the lease that *lock will hold, from options that were checked. HL_OK. HL_ENOMEM, also where *lock
-   is NULL, HL_ESTORE: it has freed *lock. */
+/* Creates the lease that *lock will hold, from options that were checked. HL_OK. HL_ENOMEM, also
+   where *lock is NULL, HL_ESTORE: it has freed *lock. */
 int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error);
 /* HL_ERELEASED: the lock is foreign; HL_EMISUSE: it is occupied. */
 int hl__lock_unusable_error(const hl_lock *lock, hl_error *error);

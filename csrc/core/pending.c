@@ -1,6 +1,7 @@
 /*
- * pending.c - calls that wait without blocking their program: start.c starts them, a worker makes them, and their
- * owner takes, cancels or drops them at any moment in between. No order of these leaks a lock. The life of a pending:
+ * pending.c - calls that wait without blocking their program: start.c starts them, a worker makes
+ * them, and their owner takes, cancels or drops them at any moment in between. No order of these
+ * leaks a lock. The life of a pending:
  *
  *                      room: a worker
  *      start -> IN LINE ------------> AT STORE -----------------> DONE -> wait
@@ -236,8 +237,8 @@ static void blockers_add(void *context, const hl_holder *holder) {
   self->list = grown;
 }
 
-/* The caller publishes the list when it is complete: the owner of a call that is given up meanwhile must not see it
-   grow. NULL: out of memory. */
+/* The caller publishes the list when it is complete: the owner of a call that is given up meanwhile
+   must not see it grow. NULL: out of memory. */
 static hl__blockers *blockers_find(const hl__call *call) {
   hl_error error = {.status = HL_OK};
   hl__blockers *found = calloc(1, sizeof *found);
@@ -248,8 +249,8 @@ static hl__blockers *blockers_find(const hl__call *call) {
   return found;
 }
 
-/* Gives back what was granted and is not wanted any more. An import leaves the lease to the programs that have its
-   text. */
+/* Gives back what was granted and is not wanted any more. An import leaves the lease to the
+   programs that have its text. */
 static void give_away(hl_pending *pending) {
   hl__call *call = &pending->call;
   if (call->adopts)
@@ -258,7 +259,8 @@ static void give_away(hl_pending *pending) {
     (void)hl_lock_release(call->lock, false, NULL);
 }
 
-/* Ends a call that was made, with that status. Gives back what it got if its owner has given it up. */
+/* Ends a call that was made, with that status. Gives back what it got if its owner has given it up.
+   */
 static void made(hl_pending *pending, int status, const hl_error *error, hl__blockers *found) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
@@ -281,8 +283,8 @@ static void made(hl_pending *pending, int status, const hl_error *error, hl__blo
   hl__exit_await_end();
 }
 
-/* Where a try cannot block others, the call tries before it takes a place among the waiters at the store.
-   HL__AGAIN: it got no place, and stands in line again, or is done. */
+/* Where a try cannot block others, the call tries before it takes a place among the waiters at the
+   store. HL__AGAIN: it got no place, and stands in line again, or is done. */
 static int try_and_wait(hl_pending *pending, hl_error *error) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
@@ -351,8 +353,8 @@ static void run(hl__task *task) {
   hl__pending_unref(pending);
 }
 
-/* Makes the call without a thread, where the store needs none: a try there does not block. False: the call has to
-   wait. */
+/* Makes the call without a thread, where the store needs none: a try there does not block. False:
+   the call has to wait. */
 static bool run_at_once(hl_pending *pending) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
@@ -546,7 +548,8 @@ void hl_pending_cancel(hl_pending *pending) {
   if (ended) occupation_end(pending, extended);
 }
 
-/* Unchecked: it is done, and its owner's. A call that was in line until its end has not asked the store. */
+/* Unchecked: it is done, and its owner's. A call that was in line until its end has not asked the
+   store. */
 HL__UNCHECKED static int holders_tell(const hl_pending *pending, hl_holder_fn fn, void *context,
                                       hl_error *error) {
   const hl__blockers *found = pending->found;

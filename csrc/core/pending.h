@@ -1,6 +1,6 @@
 /*
- * pending.h - the inside of an hl_pending, for the files above pending.c: start.c makes pendings, any.c waits for the
- * first of several.
+ * pending.h - the inside of an hl_pending, for the files above pending.c: start.c makes pendings,
+ * any.c waits for the first of several.
  */
 #ifndef HIERLOCK_PENDING_H
 #define HIERLOCK_PENDING_H
@@ -20,9 +20,9 @@ typedef struct hl__blockers {
 struct hl_pending {
   atomic_uint references; /* the owner has one, the worker another */
   unsigned generation;    /* of the process that started it */
-  /* An acquisition's call.lock is the new lock. The worker owns it until `done` (or, if the call was given up,
-     until the worker returns); then the owner does. It is NULL once it was taken.
-     Any other call occupies call.lock, which becomes NULL when the occupation ends. */
+  /* An acquisition's call.lock is the new lock. The worker owns it until `done` (or, if the call
+     was given up, until the worker returns); then the owner does. It is NULL once it was taken. Any
+     other call occupies call.lock, which becomes NULL when the occupation ends. */
   hl__call call;
   hl__task task;
   hl__occupant occupant;
@@ -46,9 +46,11 @@ struct hl_pending {
   char label[];
 };
 
-/* A whole is granted when the first of its members is: see any.c, which gives these functions to pending.c. */
+/* A whole is granted when the first of its members is: see any.c, which gives these functions to
+   pending.c. */
 struct hl__group {
-  /* A member has ended. Called with the mutex, perhaps from inside the line, so it must not reach into the line. */
+  /* A member has ended. Called with the mutex, perhaps from inside the line, so it must not reach
+     into the line. */
   void (*member_done)(hl_pending *whole, hl_pending *member);
   /* A member has ended, and its thread may reach into the line. Called with the mutex. */
   void (*others_give_up)(hl_pending *whole, const hl_pending *member);
@@ -71,17 +73,18 @@ hl_pending *hl__pending_new(hl_manager *manager, hl__call_kind kind, hl_lock *lo
                             const hl_options *given);
 /* Drops one reference; the last one frees the pending. */
 void hl__pending_unref(hl_pending *pending);
-/* Begins an acquisition: makes it at once where the store cannot block, or hands it to a worker or to the line. It
-   may be done afterwards. */
+/* Begins an acquisition: makes it at once where the store cannot block, or hands it to a worker or
+   to the line. It may be done afterwards. */
 void hl__pending_acquire(hl_pending *pending);
-/* Occupies the lock, and hands the call to a worker. The lock's owner believes in it until kept_until
-   (hl__boot_ms) meanwhile. */
+/* Occupies the lock, and hands the call to a worker. The lock's owner believes in it until
+   kept_until (hl__boot_ms) meanwhile. */
 void hl__pending_occupy(hl_pending *pending, int64_t kept_until);
 /* Marks it done with that status, and wakes its owner. */
 void hl__pending_tell(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex);
 /* Ends a call that no worker has: counts it, tells its owner, and its whole. */
 void hl__pending_finish(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex);
-/* Ends it for its owner, wherever it is; error.status says how. A worker that has it tells the store. */
+/* Ends it for its owner, wherever it is; error.status says how. A worker that has it tells the
+   store. */
 void hl__pending_give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
 /* Cancels it, and drops the owner's reference. The members of a whole have been freed before. */
 void hl__pending_end(hl_pending *pending);

@@ -109,13 +109,14 @@ typedef struct hl__take {
   bool try_once;
   int64_t deadline;
   bool *reservation; /* the caller's (hl__pool_reserve), which is used up; or NULL */
-  /* NULL, or a flag that another thread sets, before a broadcast of `freed`, when the connection is no longer
-     wanted. */
+  /* NULL, or a flag that another thread sets, before a broadcast of `freed`, when the connection is
+     no longer wanted. */
   const bool *given_up;
 } hl__take;
 
 /* Gives the calling thread a BUSY connection with an open session. Gives the mutex back while it
-   blocks. HL_OK; HL_BUSY; HL_CANCELLED: given up, or the manager is closed; else as session_open. */
+   blocks. HL_OK; HL_BUSY; HL_CANCELLED: given up, or the manager is closed; else as session_open.
+   */
 int hl__pool_take(hl_manager *manager, const hl__take *take, hl__connection **connection,
                   hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* Has the keeper end the call on a BUSY connection if it has not returned by `due`. */

@@ -32,9 +32,9 @@ bool hl__wakeup_interruption_take(hl__wakeup *wakeup);
 void hl__server_wait_begin(const hl_store_config *config);
 void hl__server_wait_end(const hl_store_config *config);
 
-/* Calls poll() until the deadline (hl__now_ms; 0: once, without a wait), and wait_begin and wait_end
-   around each wait. Without a wait it may be called with a mutex. > 0: something has come; 0: nothing
-   has come in time; < 0: poll() has failed, and errno says why. */
+/* Calls poll() until the deadline (hl__now_ms; 0: once, without a wait), and wait_begin and
+   wait_end around each wait. Without a wait it may be called with a mutex. > 0: something has come;
+   0: nothing has come in time; < 0: poll() has failed, and errno says why. */
 int hl__poll(const hl_store_config *config, struct pollfd *p, nfds_t n, int64_t deadline);
 /* Waits for one of the events at the socket, or for an error, which reading will tell: HL_OK.
    HL_CANCELLED: the session is interrupted (NULL: it cannot be). HL_TIMEOUT: the deadline is over.

@@ -10,8 +10,8 @@
 
 #include <string.h>
 
-/* Enters the wait of a call that may wait in the books of its agent, if it counts there. own: what the agent holds
-   of the call's own lock, or NULL. */
+/* Enters the wait of a call that may wait in the books of its agent, if it counts there. own: what
+   the agent holds of the call's own lock, or NULL. */
 static int wait_begin(hl__wait *wait, const hl__call *call, const hl__held *own, hl_error *error) {
   hl_manager *manager = call->manager;
   const hl_options *options = &call->options;
@@ -168,7 +168,8 @@ static int begin(const acquisition *self, int status, hl_pending *whole, hl_pend
   }
   pending->call.adopts = self->adopts;
   pending->agent = hl_agent_ref(options->agent);
-  /* The store looks for circles, and must know what the agent of the whole holds. The wait is the whole's. */
+  /* The store looks for circles, and must know what the agent of the whole holds. The wait is the
+     whole's. */
   if (whole) pending->call.agent = hl__agent_number(whole->agent);
   if (options->awaited && options->strand) {
     pending->wait.over = is_over;
@@ -265,8 +266,8 @@ static int wish_check(hl_lock *lock, const hl__wish *wish, hl_options *options, 
   }
 }
 
-/* Makes an extend or an upgrade. The victim of a circle holds nothing any more, whether the store has found the
-   circle or the books. */
+/* Makes an extend or an upgrade. The victim of a circle holds nothing any more, whether the store
+   has found the circle or the books. */
 static int extend(hl__call *call, hl_error *error) {
   hl__wait wait = {.blocks = true};
   hl_lock *lock = call->lock;
@@ -328,7 +329,8 @@ static int start(hl_lock *lock, const hl__wish *wish, hl_options *options, hl_pe
   return HL_OK;
 }
 
-/* Whether the store has to be asked. Otherwise the call says at once what is the matter with the lock. */
+/* Whether the store has to be asked. Otherwise the call says at once what is the matter with the
+   lock. */
 static bool asks_store(hl_lock *lock, hl__call_kind kind) {
   if (hl__lock_is_occupied(lock)) return false;
   if (kind != HL__REFRESH) return hl_lock_is_held(lock);

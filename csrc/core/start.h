@@ -1,6 +1,6 @@
 /*
- * start.h - what a program asks for: an acquisition, an import, or a call on a lock that it holds. The program's thread
- * makes the call, or a pending is started for it.
+ * start.h - what a program asks for: an acquisition, an import, or a call on a lock that it holds.
+ * The program's thread makes the call, or a pending is started for it.
  */
 #ifndef HIERLOCK_START_H
 #define HIERLOCK_START_H
@@ -15,11 +15,12 @@ typedef struct hl__wish {
   int64_t ttl;               /* HL__REFRESH; 0: the lease's own */
 } hl__wish;
 
-/* Makes the call, and blocks: pending is NULL. Otherwise starts it, unless its outcome shows at once; then *pending
-   is NULL. Returns what the hl_lock_ function of that name says. */
+/* Makes the call, and blocks: pending is NULL. Otherwise starts it, unless its outcome shows at
+   once; then *pending is NULL. Returns what the hl_lock_ function of that name says. */
 int hl__lock_call(hl_lock *lock, const hl__wish *wish, hl_pending **pending, hl_error *error);
 
-/* As hl_start, with options that hl__options_take has read. whole: the group that the pending joins, or NULL. */
+/* As hl_start, with options that hl__options_take has read. whole: the group that the pending
+   joins, or NULL. */
 int hl__start(hl_manager *manager, const hl_plan *plan, const hl_options *given, hl_pending *whole,
               hl_pending **result, hl_error *error);
 

@@ -49,7 +49,8 @@ typedef struct hl__board_record {
   char label[128];
   char path[256];
   hl__board_row rows[HL__BOARD_ROWS];
-  /* hl_request.agent and blocks; 0 in records of programs that do not know them, which is as large. */
+  /* hl_request.agent and blocks; 0 in records of programs that do not know them, which is as large.
+     */
   uint64_t agent;
   uint8_t blocks;
 } hl__board_record;

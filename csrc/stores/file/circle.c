@@ -3,16 +3,16 @@
  * themselves.
  *
  * An agent (a Lua state, see core/agent.h) that blocks in a request releases nothing that it holds.
- * So where A awaits a row that B holds, B one that C holds, and so on back to A, and each of them blocks,
- * none is ever granted. The records of the boards say who holds and who awaits what, for which
- * agent. They are read one after the other, while their owners change them. Therefore a circle
- * counts only when the next look, which begins after the first has ended, finds the very same: the
- * records bear sequence numbers, and a request that ends or a row that is given back changes
- * them. Then all of it was so at once, in the moment between. And a circle that once is there
- * stays, until one of the waits ends.
+ * So where A awaits a row that B holds, B one that C holds, and so on back to A, and each of them
+ * blocks, none is ever granted. The records of the boards say who holds and who awaits what, for
+ * which agent. They are read one after the other, while their owners change them. Therefore a
+ * circle counts only when the next look, which begins after the first has ended, finds the very
+ * same: the records bear sequence numbers, and a request that ends or a row that is given back
+ * changes them. Then all of it was so at once, in the moment between. And a circle that once is
+ * there stays, until one of the waits ends.
  *
- * Who gives way. All members see the same circle; the one whose request is the youngest does, so that
- * no two do. It looks first after a second, for most waits are over by then, and looking reads
+ * Who gives way. All members see the same circle; the one whose request is the youngest does, so
+ * that no two do. It looks first after a second, for most waits are over by then, and looking reads
  * what all processes have written. What is only awaited, though the store has locked a part of it
  * for the waiter, makes no circle here, nor do leases: such circles end by a time-out.
  */

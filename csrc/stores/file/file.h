@@ -443,8 +443,8 @@ static inline bool hl__file_leased(const hl__file_space *space, uint32_t hash, h
   return (mode == HL_SHARED ? rows >> 32 : rows) != 0;
 }
 
-/* Waits until no lease is in the way of a row that the session has locked; deletes those
-   whose time is up. HL_OK, HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE; HL__BEHIND_UPDATE. */
+/* Waits until no lease is in the way of a row that the session has locked; deletes those whose time
+   is up. HL_OK, HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE; HL__BEHIND_UPDATE. */
 int hl__file_lease_await(hl__file_session *session, const hl_request *request, const hl_row *row,
                          uint32_t hash, hl_error *error);
 /* Records the lease of a request whose rows the session has locked. */

@@ -352,9 +352,9 @@ static int adopt(hl__file_session *session, const hl_request *request, hl_grant 
   return HL_OK;
 }
 
-/* The rows of an upgrade are locked as for anybody else, so it stands in their queue: who waits there
-   waits for this lease no more than for those who share it, as whoever wants them exclusively has given way
-   (HL__BEHIND_UPDATE). Then nobody else is there, in a session or by a lease. */
+/* The rows of an upgrade are locked as for anybody else, so it stands in their queue: who waits
+   there waits for this lease no more than for those who share it, as whoever wants them exclusively
+   has given way (HL__BEHIND_UPDATE). Then nobody else is there, in a session or by a lease. */
 static int rows_lock(hl__file_session *session, const hl_request *request, hl_grant *grant,
                      hl_error *error) {
   hl_request own = *request;

@@ -159,8 +159,8 @@ void hl__ledger_mend(hl__ledger *ledger) HL__REQUIRES(hl__file_ledger_mutex);
    first record. HL_OK, HL_ESTORE (no space is left). */
 int hl__ledger_add(hl__ledger *ledger, const hl__ledger_record *model, const hl_row *rows, size_t n,
                    uint32_t *number, hl_error *error) HL__REQUIRES(hl__file_ledger_mutex);
-/* These rows of one, in locking order, are in another mode from now on, as is the lease. Wakes those who
-   wait for them. */
+/* These rows of one, in locking order, are in another mode from now on, as is the lease. Wakes
+   those who wait for them. */
 void hl__ledger_convert(hl__ledger *ledger, uint32_t number, const hl_row *rows, size_t n,
                         hl_mode mode) HL__REQUIRES(hl__file_ledger_mutex);
 /* Ends one; its first record becomes FREE or REVOKED. Wakes those who wait for its rows. */

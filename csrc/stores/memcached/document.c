@@ -6,7 +6,8 @@
  *     for each: id: 16  holder: 16  token: 8  home: 8  granted: 1  rows: 4
  *         for each, in locking order: level: 1  mode: 1  bucket: 8
  *
- * Programs of before there were update rows refuse a document with one: for them its levels are too many.
+ * Programs of before there were update rows refuse a document with one: for them its levels are too
+ * many.
  *
  * Any client may write to the server, so every field is checked before it is believed.
  */

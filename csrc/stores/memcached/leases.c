@@ -348,7 +348,8 @@ static int adopt_elsewhere(hl__memcached_session *session, uint64_t root,
   }
 }
 
-/* The entry of the document is the request's, and its holder lives and knows the secret. HL_OK: *record. */
+/* The entry of the document is the request's, and its holder lives and knows the secret. HL_OK:
+   *record. */
 static int adopt_check(hl__memcached_session *session, hl__memcached_link *link,
                        const hl__memcached_document *document, const hl__memcached_entry *entry,
                        const hl_request *request, int64_t deadline, hl__memcached_record *record,

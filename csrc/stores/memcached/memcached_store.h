@@ -10,19 +10,20 @@
  * - Its clock ticks once a second. A lease ends for others one to four seconds after its time. A
  *   server that was stopped for more than a second (SIGSTOP, a paused machine) counts from a clock
  *   that stands, until it ticks again: an item that is written before the tick may end too early.
- * - Several programs with different lists of servers would not exclude each other. Each server has a
- *   record of the list, and another list is refused (HL_EMISMATCH); but the record may be evicted, too.
- * - A server of the list that is down takes its share of the roots with it: HL_ECONNECTION. The roots
- *   never move to another server.
+ * - Several programs with different lists of servers would not exclude each other. Each server has
+ *   a record of the list, and another list is refused (HL_EMISMATCH); but the record may be
+ *   evicted, too.
+ * - A server of the list that is down takes its share of the roots with it: HL_ECONNECTION. The
+ *   roots never move to another server.
  * - Every client that reaches the port can read, end and forge every lock: there is no log-in here.
  *
  * There are no scripts and no steps on several keys. So each root has one item, the document: all
- * leases that are held or awaited in its tree, in the order in which they came. The document is changed
- * by compare-and-swap only. And each lease, held or awaited, has a liveness item: presence = alive. The
- * item is made before the document names it, and the item of a granted lease is never made again. So a
- * client that finds no item may strike the lease out of the document, by compare-and-swap, and the lease
- * never comes back from there. A release deletes the liveness item, and leaves the document to the next
- * client that writes it.
+ * leases that are held or awaited in its tree, in the order in which they came. The document is
+ * changed by compare-and-swap only. And each lease, held or awaited, has a liveness item: presence
+ * = alive. The item is made before the document names it, and the item of a granted lease is never
+ * made again. So a client that finds no item may strike the lease out of the document, by
+ * compare-and-swap, and the lease never comes back from there. A release deletes the liveness item,
+ * and leaves the document to the next client that writes it.
  *
  *     memcached.c   the store's operations: the life of a session
  *     dsn.c         a DSN, taken apart; which server has a root (libmemcached)
@@ -31,14 +32,14 @@
  *     connect.c     a connection to one server, made when it is first needed
  *     document.c    the document of a root
  *     record.c      the liveness item of a lease
- *     take.c        acquiring: reads the document, stands in its queue, looks whether earlier entries live
+ *     take.c        acquiring: stands in the document's queue, and checks whether earlier entries live
  *     leases.c      the other operations on leases (hl_lease_ops)
  *
  * csrc/lua/memcached makes a Lua module of it.
  *
- * libmemcached distributes the roots over the servers (consistent hashing, ketama). We send the bytes:
- * libmemcached could neither send several commands at once, nor end a wait to the millisecond, nor show
- * its sockets to the code that must close them in a forked child.
+ * libmemcached distributes the roots over the servers (consistent hashing, ketama). We send the
+ * bytes: libmemcached could neither send several commands at once, nor end a wait to the
+ * millisecond, nor show its sockets to the code that must close them in a forked child.
  *
  * Source of the protocol: doc/protocol.txt of memcached 1.6.
  */
@@ -284,8 +285,9 @@ const char *hl__memcached_live_key(const hl__memcached_session *session, const u
                                    const uint8_t holder[16], char *out);
 const char *hl__memcached_id_key(const hl__memcached_session *session, const char *kind,
                                  const uint8_t id[16], char *out);
-/* Seconds of expiry after which a lease of ttl ms is over for others: whole ones, rounded up, and as many more
-   as the server's clock may be late. HL_OK, HL_EUNSUPPORTED: longer than the server takes. */
+/* Seconds of expiry after which a lease of ttl ms is over for others: whole ones, rounded up, and
+   as many more as the server's clock may be late. HL_OK, HL_EUNSUPPORTED: longer than the server
+   takes. */
 int hl__memcached_expiry(int64_t ttl, int64_t *seconds, hl_error *error);
 /* Sends the deletion of a liveness item that will never be there again, and does not wait. */
 int hl__memcached_live_delete(hl__memcached_session *session, hl__memcached_link *link,

@@ -3,25 +3,27 @@
  *
  *     1. Read the document.
  *     2. Look whether the earlier entries that conflict live. The dead are struck out by 3 or 4.
- *     3. All are dead: write the document with the grant. Another client has written it meanwhile: 1.
- *     4. One lives: write the document with a place in its queue, once. Look at the first of them, often,
- *        until its liveness item is gone: 1.
+ *     3. All are dead: write the document with the grant. Another client has written it meanwhile:
+ *        1.
+ *     4. One lives: write the document with a place in its queue, once. Look at the first of them,
+ *        often, until its liveness item is gone: 1.
  *
- * So waiters are served in the order in which they came, and none barges. The liveness item is written
- * in the same packet, before the document. A waiter's item lives for WAIT_S only, and is kept alive: a
- * waiter that dies blocks the entries behind it for no longer.
+ * So waiters are served in the order in which they came, and none barges. The liveness item is
+ * written in the same packet, before the document. A waiter's item lives for WAIT_S only, and is
+ * kept alive: a waiter that dies blocks the entries behind it for no longer.
  *
- * A waiter may write its liveness item anew when it is gone. Another client may have struck the waiter
- * out meanwhile; then it finds itself nowhere in the document, and queues again. Once granted it never
- * writes the item anew.
+ * A waiter may write its liveness item anew when it is gone. Another client may have struck the
+ * waiter out meanwhile; then it finds itself nowhere in the document, and queues again. Once
+ * granted it never writes the item anew.
  *
  * All requests take several roots in one order: no circle.
  *
- * An upgrade first writes that its rows are exclusive, so that no other request gets in any more, not
- * even a longer waiting one. Then it waits until the leases that share its rows have gone. From then on it is
- * exclusive. An upgrade that was not granted in time writes that its rows are shared again. A write
- * for a lease that was sent over a connection that has ended comes to nothing, as each converting begins by
- * writing the document: so a write that is read late can undo nothing that is believed.
+ * An upgrade first writes that its rows are exclusive, so that no other request gets in any more,
+ * not even a longer waiting one. Then it waits until the leases that share its rows have gone. From
+ * then on it is exclusive. An upgrade that was not granted in time writes that its rows are shared
+ * again. A write for a lease that was sent over a connection that has ended comes to nothing, as
+ * each converting begins by writing the document: so a write that is read late can undo nothing
+ * that is believed.
  */
 #include "memcached_store.h"
 

@@ -1,10 +1,11 @@
 /*
  * member.c - the threads of a member. Threads ask all members at once, so a silent member does not
- * keep callers waiting. While a thread asks, it has a session of the member's store. If the session has
- * ended, the thread opens another.
+ * keep callers waiting. While a thread asks, it has a session of the member's store. If the session
+ * has ended, the thread opens another.
  *
  * A caller who leaves a question (hl__ask_leave) does not learn the answer. The thread gives back a
- * late grant. If the answer to a take is lost, the thread has the store recall the grant. Until then part->making keeps callers from making a record of the same id there.
+ * late grant. If the answer to a take is lost, the thread has the store recall the grant. Until
+ * then part->making keeps callers from making a record of the same id there.
  */
 #include "quorum.h"
 
@@ -274,8 +275,8 @@ static hl_request request_of(hl__quorum_ask *ask) {
   return request;
 }
 
-/* Has the member make a record. To heal, the thread adopts a record that is there still, or drops it
-   first where it may be in an older mode. */
+/* Has the member make a record. To heal, the thread adopts a record that is there still, or drops
+   it first where it may be in an older mode. */
 static int take_send(hl__quorum_ask *ask, hl_session *session, const hl_request *request) {
   const hl_lease_ops *leases = ask->member->inner->leases;
   int status = HL_ELOST;

@@ -1,7 +1,7 @@
 /*
- * quorum.h - the inside of a quorum. A quorum has several stores, its members; each makes its own grants.
- * A lease is held when so many members have a record of it. Two majorities meet in a member, and
- * the member refuses the second holder.
+ * quorum.h - the inside of a quorum. A quorum has several stores, its members; each makes its own
+ * grants. A lease is held when so many members have a record of it. Two majorities meet in a
+ * member, and the member refuses the second holder.
  *
  *   quorum.c    opens and closes; the operations of a store
  *   leases.c    the operations on records
@@ -17,9 +17,9 @@
  *
  * All members have a lease's id, secret and holder. A member is *in* a lease when it has said that
  * its record is there, while the holder believed in the lease. Only members in the lease count in a
- * refresh: a record that a member made late, or again, proves nothing of the time before. So all the
- * time of an unbroken lease a majority had its record. When a lease changes its mode (convert.c),
- * only members whose record is in the new mode stay in it.
+ * refresh: a record that a member made late, or again, proves nothing of the time before. So all
+ * the time of an unbroken lease a majority had its record. When a lease changes its mode
+ * (convert.c), only members whose record is in the new mode stay in it.
  *
  * Mutexes: store->mutex guards everything that is not marked as constant or as a thread's. A thread
  * gives the mutex back while it asks a member.
@@ -242,7 +242,8 @@ void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows, hl__quorum_rows *s
     HL__REQUIRES(hl__quorum_mutex);
 /* Asks it. */
 void hl__ask_give(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
-/* The caller listens no more, and gives his reference back. unwanted: the member is to stop; a thread gives its grant back. */
+/* The caller listens no more, and gives his reference back. unwanted: the member is to stop; a
+   thread gives its grant back. */
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) HL__REQUIRES(hl__quorum_mutex);
 /* An hl_holder_fn: keeps it in the ask. */
 void hl__ask_found(void *ask, const hl_holder *holder);
@@ -319,8 +320,8 @@ bool hl__known_goes_on(const hl__quorum_store *store) HL__REQUIRES(hl__quorum_mu
 /* The member has the record for ttl ms from sent_ms on. */
 void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex);
-/* The member's record may be in an older mode. The record does not count, as long as a quorum is left
-   without it. Healing makes it anew. */
+/* The member's record may be in an older mode. The record does not count, as long as a quorum is
+   left without it. Healing makes it anew. */
 void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsigned i)
     HL__REQUIRES(hl__quorum_mutex);
 /* Takes the lease out of the table. */

@@ -1,12 +1,13 @@
 /*
- * cluster.c - Redis Cluster: which node has a tree. All keys of a tree are in one slot, and each step of the
- * protocol is one script on the master of that slot. So a session has a connection of its own (the face: any
- * node, which tells the map), and one to each master that it has asked, made when it is first needed.
+ * cluster.c - Redis Cluster: which node has a tree. All keys of a tree are in one slot, and each
+ * step of the protocol is one script on the master of that slot. So a session has a connection of
+ * its own (the face: any node, which tells the map), and one to each master that it has asked, made
+ * when it is first needed.
  *
- * The map may be wrong at any time: a node runs no script for a slot that it does not serve. While a slot is
- * being moved, its old master refuses scripts that touch a key which is not there, be it moved or new;
- * so nothing is granted. We never send ASKING: with it the new master would run a script though
- * leases may still be at the old one, and two would hold them.
+ * The map may be wrong at any time: a node runs no script for a slot that it does not serve. While
+ * a slot is being moved, its old master refuses scripts that touch a key which is not there, be it
+ * moved or new; so nothing is granted. We never send ASKING: with it the new master would run a
+ * script though leases may still be at the old one, and two would hold them.
  */
 #include "redis_store.h"
 

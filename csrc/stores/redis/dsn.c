@@ -2,9 +2,10 @@
  * dsn.c - the DSNs of Redis and Valkey:
  *
  *     redis://[user:password@]host[:port][/database][?parameters]
- *     rediss://…                     the same over TLS; valkey://, valkeys:// are other names of both
+ *     rediss://…                     over TLS; valkey:// and valkeys:// are other names of both
  *     redis+sentinel://[user:password@]host[:port][,host[:port]]...[/database]?service=name
- *                                    sentinels, which are asked for the master of that name; rediss+sentinel:// …
+ *                                    asks the sentinels for the master of that name;
+ *                                    rediss+sentinel://… over TLS
  *     redis+unix://[user:password@]/path/to.sock[?database=1]
  */
 #include "redis_store.h"

@@ -186,7 +186,8 @@ int hl__redis_params(hl__redis_store *store, hl_error *error);
 
 /* ---- dial.c */
 
-/* Connects to that address, or to the DSN's socket (NULL), and logs in; password NULL: it does not. */
+/* Connects to that address, or to the DSN's socket (NULL), and logs in; password NULL: it does not.
+   */
 int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, const char *user,
                    const char *password, int64_t deadline, hl__redis_session **result,
                    hl_error *error);

@@ -1,7 +1,7 @@
 /*
  * sentinel.c - redis+sentinel://: which server is the master, is asked of the sentinels for each
- * connection. The first that answers is believed: which one it names may be the master of before, for
- * as long as they take to agree on another; docs/redis.md says what that costs.
+ * connection. The first that answers is believed: which one it names may be the master of before,
+ * for as long as they take to agree on another; docs/redis.md says what that costs.
  */
 #include "redis_store.h"
 

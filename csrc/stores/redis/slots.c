@@ -1,5 +1,6 @@
 /*
- * slots.c - Redis Cluster: which slot a tree is in, and which node has the slot, as far as this process knows.
+ * slots.c - Redis Cluster: which slot a tree is in, and which node has the slot, as far as this
+ * process knows.
  */
 #include "mode.h"
 #include "redis_store.h"
@@ -24,7 +25,8 @@ unsigned hl__redis_slot_of_root(uint32_t root) {
   return hl__redis_slot(tag, 8);
 }
 
-/* "MOVED SLOT HOST:PORT": it is that node's from now on, if we know it; else the map is read again. */
+/* "MOVED SLOT HOST:PORT": it is that node's from now on, if we know it; else the map is read again.
+   */
 static void hint(hl__redis_session *session, const char *said) {
   hl__redis_store *store = session->store;
   hl__redis_cluster *cluster = store->cluster;

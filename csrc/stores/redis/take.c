@@ -237,7 +237,8 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
 
 /* ------------------------------------------------------------- converting */
 
-/* *token: the one that the lease has now, and where that is another one, the lease is not shared yet. */
+/* *token: the one that the lease has now, and where that is another one, the lease is not shared
+   yet. */
 static int downgrade_once(hl__redis_session *session, const hl_request *request, uint64_t *token,
                           hl_error *error) {
   hl__redis_session *at;
@@ -271,8 +272,8 @@ static int downgrade(hl__redis_session *session, const hl_request *request, uint
   return status;
 }
 
-/* Where too few replicas have it, it is exclusive there, and its holder does not know: it keeps out more
-   than need be, until it is released, or upgraded again. */
+/* Where too few replicas have it, it is exclusive there, and its holder does not know: it keeps out
+   more than need be, until it is released, or upgraded again. */
 int hl__redis_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                       hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base), *at;

@@ -16,9 +16,9 @@
  *
  * csrc/lua/store makes a Lua module of it.
  *
- * The store has leases only. Each operation is one transaction of SQLite's, so it is done or not done
- * wherever its process is killed. A row of a request is a number of 64 bits, the level in the upper four
- * and a hash in the others, as on PostgreSQL: there are no buckets. The tables:
+ * The store has leases only. Each operation is one transaction of SQLite's, so it is done or not
+ * done wherever its process is killed. A row of a request is a number of 64 bits, the level in the
+ * upper four and a hash in the others, as on PostgreSQL: there are no buckets. The tables:
  *
  *     hierlock          one row: levels, and the last number that was given
  *     hierlock_leases   a row for each lease, and for what is left of one that was revoked
@@ -35,13 +35,14 @@
  *   2. Presence decides. A session that meets an expired lease deletes it, in the transaction in
  * which it looks at the lease's time. A refresh finds the record, or does not, and does not ask for
  * the time.
- *   3. A request that has to wait draws a ticket, and locks the byte of that number in the side file.
- * The request is granted once no lease and no living earlier ticket blocks it. Before the grant it
- * holds nothing: there is no deadlock. The kernel unlocks the byte of a process that dies, however it
- * dies. A request that meets such a ticket deletes it. It also deletes the ticket of a process that
- * was stopped for 3 s: that process draws another when it goes on.
- *   4. The side file serves order and futexes only. Where it is lost or damaged, requests wait longer, or
- * in another order; rule 1 is not concerned.
+ *   3. A request that has to wait draws a ticket, and locks the byte of that number in the side
+ *      file. The request is granted once no lease and no living earlier ticket blocks it. Before
+ *      the grant it holds nothing: there is no deadlock. The kernel unlocks the byte of a process
+ *      that dies, however it dies. A request that meets such a ticket deletes it. It also deletes
+ *      the ticket of a process that was stopped for 3 s: that process draws another when it goes
+ *      on.
+ *   4. The side file serves order and futexes only. Where it is lost or damaged, requests wait
+ *      longer, or in another order; rule 1 is not concerned.
  */
 #ifndef HIERLOCK_SQLITE_STORE_H
 #define HIERLOCK_SQLITE_STORE_H
