@@ -288,9 +288,10 @@ static int make(hl_lock *lock, const hl__wish *wish, const hl_options *options, 
   hl__call call;
   hl__call_init(&call, lock->hold.manager, wish->kind, lock, options);
   int status = hl__call_prepare(&call, wish->plan, error);
-  if (status == HL_OK)
+  if (status == HL_OK) {
     status = wish->kind <= HL__UPGRADE ? extend(&call, error) : hl__lock_run(&call, error);
-  if (hl__call_commits(&call, status)) hl__call_commit(&call);
+    if (hl__call_commits(&call, status)) hl__call_commit(&call);
+  }
   hl__call_dispose(&call);
   return status;
 }

@@ -262,6 +262,29 @@ static void leases(hl_manager *manager, const hl_plan *plan) {
   give_back(lock);
 }
 
+/* Changes the mode of an update lock to and fro; ttl: 0 for a session. The lock has a plan, whatever fails. */
+static void convert(hl_manager *manager, const hl_plan *plan, int64_t ttl) {
+  hl_error error;
+  hl_lock *lock = NULL, *none = NULL;
+  hl_options options = HL_OPTIONS_INIT;
+  options.ttl = ttl;
+  if (hl_acquire(manager, plan, &options, &lock, &error) != HL_OK) return;
+  for (int i = 0; i < 2; i++) {
+    hl_pending *pending = NULL;
+    (void)hl_lock_upgrade(lock, NULL, &error);
+    (void)hl_lock_downgrade(lock, &error);
+    assert_non_null(hl_lock_plan(lock));
+    if (hl_lock_start_upgrade(lock, NULL, &pending, &error) == HL_OK && pending)
+      (void)hl_pending_wait(pending, SOON_MS, &none, &error);
+    hl_pending_free(pending);
+    if (hl_lock_start_downgrade(lock, &pending, &error) == HL_OK && pending)
+      (void)hl_pending_wait(pending, SOON_MS, &none, &error);
+    hl_pending_free(pending);
+    assert_non_null(hl_lock_plan(lock));
+  }
+  give_back(lock);
+}
+
 /* Calls everything in hierlock.h. Leaves a failed part out, and does the rest. */
 static void program(const char *dsn) {
   int seen = 0;
@@ -274,7 +297,8 @@ static void program(const char *dsn) {
   hl_plan *plan = plan_of(manager, "u1", "a1", 0, HL_EXCLUSIVE);
   hl_plan *more = plan_of(manager, "u2", "a2", 9, HL_EXCLUSIVE);
   hl_plan *read = plan_of(manager, "u2", "a2", 9, HL_SHARED);
-  if (!plan || !more || !read) goto out;
+  hl_plan *update = plan_of(manager, "u2", "a2", 1, HL_UPDATE);
+  if (!plan || !more || !read || !update) goto out;
   for (int i = 0; i < 2; i++) { /* the second is prepared */
     hl_lock *lock = NULL, *other = NULL;
     int status = hl_acquire(manager, plan, &options, &lock, &error);
@@ -291,11 +315,14 @@ static void program(const char *dsn) {
   start(manager, plan, true);
   start(manager, more, true);
   leases(manager, plan);
+  convert(manager, update, 0);
+  convert(manager, update, 400);
   hl_lock *reader = NULL;
   options.timeout = SOON_MS;
   (void)hl_acquire(manager, read, &options, &reader, &error);
   give_back(reader);
 out:
+  hl_plan_free(update);
   hl_plan_free(read);
   hl_plan_free(plan);
   hl_plan_free(more);
