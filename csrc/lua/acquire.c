@@ -1,5 +1,5 @@
 /*
- * acquire.c - the methods of a manager that acquire, and who stands in the way.
+ * acquire.c - the methods of a manager that acquire, and manager:holders.
  * Here a call passes from Lua into the core: targets become a plan, the plan a
  * lock, the lock a handle. (From there on, read csrc/core/start.c.)
  */
@@ -20,23 +20,25 @@
 #include <unistd.h>
 
 /***
-Who holds, or awaits, what an exclusive lock on the target would have to wait
-for; without a target, all who hold or await anything. Costs the server more than a lock
-does: to be asked by people, not in a loop.
-Blocks for about a second at most. A snapshot; MariaDB shows an old one to those
-who look more often than every 100 ms, and only programs that use hierlock.
+Lists the programs that an exclusive request for the target would have to wait for: those which hold
+or await a lock that conflicts with it. Without a target, lists all locks that are held or awaited.
+
+The call costs the server more than a lock does: it is for people to ask, not for a loop. Blocks for
+about a second at most. The list is a snapshot. MariaDB shows an old snapshot to callers that look
+more often than every 100 ms, and it shows only programs that use hierlock.
 @function manager:holders
 @tparam[opt] table target as for `manager:acquire`; `nil` raises
-@treturn[1] {table,...} for each its `application`, `host`, `path`, `mode`
-  (`"exclusive"`, `"update"`, `"shared"`), `waiting` (boolean) and, where they are known, `pid`,
-  `label`, `since` (Unix time of the request, seconds), `session` (what the store calls it: on MySQL
-  and MariaDB the connection's id, on PostgreSQL the number of the server's process, on `file:` `PID.NUMBER`); `kind`
-  (`"session"`, `"lease"`), and of a lease its `owner`, `id` and `remaining` (seconds). Empty when
-  nobody is in the way
+@treturn[1] {table,...} for each lock its `application`, `host`, `path`, `mode`
+  (`"exclusive"`, `"update"`, `"shared"`), `waiting` (boolean) and `kind` (`"session"`, `"lease"`).
+  Where they are known, also `pid`, `label`, `since` (Unix time of the request, seconds) and
+  `session`, the store's name for it.
+  `session` is the connection's id on MySQL and MariaDB, the number of the server's process on
+  PostgreSQL, and `PID.NUMBER` on `file:`. A lease also has `owner`, `id` and `remaining` (seconds).
+  The list is empty when no lock is in the way
 @return[2] nil
 @return[2] err `timeout` (the store does not answer now), `busy`, `connection`,
-  `unsafe_server`, `store` (no privilege to look), `unsupported` (Memcached: all of them; MySQL
-  and MariaDB without performance_schema: `err.holders` then has those that can be seen)
+  `unsafe_server`, `store` (no privilege to look), `unsupported`. Memcached shows no locks. MySQL
+  and MariaDB without performance_schema show some: `err.holders` then has these
 */
 int hll_manager_holders(lua_State *L) {
   hl_error error;
@@ -63,9 +65,9 @@ int hll_manager_holders(lua_State *L) {
   return 1;
 }
 
-/* One call that acquires. What it has made of Lua lies on the stack, behind its n
-   arguments: the shared table, at n + 1, the plan, the handle and, when it starts,
-   the pending. */
+/* A call that acquires. The call's Lua values lie on the stack, behind its n arguments: the shared
+   table at n + 1, the plan and the handle. Behind these lies the pending, of a call to be started.
+   */
 typedef struct call {
   hll_manager *self;
   hl_manager *manager;
@@ -94,7 +96,7 @@ static void call_begin(lua_State *L, call *c, int n) {
   c->plan = hll_plan_begin(L, borrowed, hl_manager_layout(c->manager));
 }
 
-/* Where there are hooks. They may have done anything; the call goes on with what is there. */
+/* Calls on_wait. The hook may close the manager and change the options: so both are read again. */
 static void call_tell(lua_State *L, call *c) {
   int top = lua_gettop(L);
   hll_trace_begin(L, c->n + 1, c->self, "acquire", c->n, c->plan,
@@ -125,7 +127,8 @@ static int call_end(lua_State *L, call *c) {
   return 1;
 }
 
-/* n ids from stack index 2 on, of the levels `names`; behind them the options. */
+/* Acquires a target of n ids, from stack index 2 on, for the levels `names`; the options follow
+   the ids. */
 static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
   hl_id ids[3];
   char rooms[3][24];
@@ -146,8 +149,8 @@ static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
 static const char *const default_levels[] = {"user", "account", "resource"};
 
 /***
-Acquires a user: everything below it is kept out. For managers whose first level
-is `user`; the others raise.
+Acquires a user, and keeps everything below it from others. For managers whose first level
+is `user`. Other managers raise.
 @function manager:acquire_user
 @tparam string|integer user
 @tparam[opt] table options as for `manager:acquire`
@@ -158,8 +161,8 @@ is `user`; the others raise.
 static int acquire_user(lua_State *L) { return acquire_ids(L, default_levels, 1); }
 
 /***
-Acquires an account. For managers whose levels begin with `user`, `account`; the
-others raise.
+Acquires an account. For managers whose levels begin with `user`, `account`. Other managers
+raise.
 @function manager:acquire_account
 @tparam string|integer user
 @tparam string|integer account
@@ -172,7 +175,7 @@ static int acquire_account(lua_State *L) { return acquire_ids(L, default_levels,
 
 /***
 Acquires a resource. For managers whose levels begin with `user`, `account`,
-`resource`; the others raise.
+`resource`. Other managers raise.
 @function manager:acquire_resource
 @tparam string|integer user
 @tparam string|integer account
@@ -185,13 +188,12 @@ Acquires a resource. For managers whose levels begin with `user`, `account`,
 static int acquire_resource(lua_State *L) { return acquire_ids(L, default_levels, 3); }
 
 /***
-Acquires several resources of one account, in any order, free of deadlock: all of
-them, or none. For managers whose levels are `user`, `account`, `resource`.
+Acquires several resources of the same account, in any order, free of deadlock. Grants all of
+them, or nothing. For managers whose levels are `user`, `account`, `resource`. Other managers raise.
 @function manager:acquire_resources
 @tparam string|integer user
 @tparam string|integer account
-@tparam {string|integer,...} resources at least one; one that stands twice counts
-  once
+@tparam {string|integer,...} resources at least one. A repeated resource counts once
 @tparam[opt] table options as for `manager:acquire`
 @treturn[1] handle
 @return[2] nil
@@ -221,39 +223,38 @@ static int acquire_resources(lua_State *L) {
 }
 
 /***
-Acquires a target: a shared lock on each ancestor, and the node itself. Blocks
-until it is granted, for `timeout` at most (and a second more, where it has to
-connect first). When it fails, nothing is held.
+Acquires a target: a shared lock on each ancestor, and the node itself. Blocks until the store
+grants it, for `timeout` at most (and a second more, where the manager has to connect first). A call
+that fails holds nothing.
 @function manager:acquire
-@tparam table target `{user="u1", account="a1", resource="r1"}`, of which the deepest
-  key decides the level; `{user="u1", account="a1", resources={"r1", "r2"}}`; or
-  positions, `{"u1", "a1", "r1"}`; each perhaps with a `mode`. With other levels, their
-  names. An id is a string of 1 to 1,024 bytes, any bytes, or an integer, which is
-  the same as its decimal digits
+@tparam table target `{user="u1", account="a1", resource="r1"}`: the deepest key decides the level.
+  Or `{user="u1", account="a1", resources={"r1", "r2"}}`.
+  Or positions, `{"u1", "a1", "r1"}`. Each may have a `mode`. A manager with other levels takes
+  their names. An id is a string of 1 to 1,024 bytes, any bytes, or an integer. An integer is the
+  same id as its decimal digits
 @tparam[opt] table options an unknown name raises
-@number[opt] options.timeout seconds, to the millisecond, never early; 0 tries once;
-  `math.huge` waits for ever; by default the manager's
-@string[opt="exclusive"] options.mode `"exclusive"`, `"update"` (see `handle:upgrade`) or `"shared"`, for a target that
-  has none of its own. On an inner level a lock that is not exclusive is taken exclusively, and
+@number[opt] options.timeout seconds, to the millisecond, never early. 0 tries once.
+  `math.huge` waits for ever. The default is the manager's
+@string[opt="exclusive"] options.mode `"exclusive"`, `"update"` (see `handle:upgrade`) or
+  `"shared"`, for a target without a mode. An inner level is always taken exclusively, and
   `handle.mode` says so
-@string[opt] options.label shown to observers; any bytes, of which some
-  120 are shown
-@number[opt] options.ttl makes it a lease: seconds, 0.001 to ten years, after the grant at which
-  it ends unless it is refreshed. Without it, a session lock
+@string[opt] options.label shown to observers: any bytes. Observers see some 120 of them
+@number[opt] options.ttl makes it a lease: seconds from the grant, 0.001 to ten years. The lease
+  ends then, unless it is refreshed. Without a `ttl` the call takes a session lock
 @bool[opt=false] options.auto_refresh of a lease: a thread of the manager's refreshes it
   thrice in its time
-@bool[opt=true] options.auto_release of a lease: false: neither the collector nor
-  the end of a scope, of the manager or of the process releases it
-@string[opt] options.owner of a lease: who holds it, 1 to 127 bytes without NUL; by
-  default the application
+@bool[opt=true] options.auto_release of a lease. With false neither the collector nor
+  the end of a scope, of the manager or of the process releases it.
+@string[opt] options.owner of a lease: the owner's name. A name has 1 to 127 bytes without NUL. The
+  default is the application
 @treturn[1] handle
 @return[2] nil
 @return[2] err `timeout`, `busy`, `connection`, `cancelled` (another thread closed the
   manager, or an administrator ended the wait), `not_provisioned`, `unsafe_server`,
-  `mismatch`, `store`; of a lease `lost`, when its time was up before the store had answered, and
-  `unsupported`, where the store has no leases; `deadlock` at once, where this thread would wait for itself or in
-  a circle of threads, for a second or longer, see docs/deadlocks.md; else only where another program locks
-  rows of the table in another order
+  `mismatch`, `store`. For a lease also `lost`: its time was up before the store had answered. And
+  `unsupported`: the store has no leases. The call fails with `deadlock` at once where this thread
+  would wait for itself, or in a circle of threads, and its timeout is 1 s or longer. A server may
+  find other circles later, see docs/deadlocks.md
 */
 static int acquire_target(lua_State *L) {
   call c;
@@ -263,10 +264,10 @@ static int acquire_target(lua_State *L) {
 }
 
 /***
-Acquires any mixture of targets, each perhaps with a `mode` of its own, in the
-common order, free of deadlock: all of them, or none.
+Acquires any mixture of targets in the common order, free of deadlock. The store grants all
+of them, or nothing.
 @function manager:acquire_all
-@tparam {table,...} targets at least one, each as for `manager:acquire`
+@tparam {table,...} targets at least one, each as for `manager:acquire`. Each may have a `mode`
 @tparam[opt] table options as for `manager:acquire`
 @treturn[1] handle
 @return[2] nil
@@ -279,7 +280,7 @@ static int acquire_all(lua_State *L) {
   return call_end(L, &c);
 }
 
-/* More would be more waits at a time than anybody wants. */
+/* Each target is a wait of its own: a program hardly wants more at a time. */
 #define ANY_MAX 1000
 
 /* Pushes a list of n empty plans, and an array that will point to them. */
@@ -292,8 +293,9 @@ static const hl_plan **push_plans(lua_State *L, size_t n) {
   return lua_newuserdata(L, n * sizeof(hl_plan *));
 }
 
-/* (manager, targets, options): the part of manager:acquire_any that waits, or the one that looks whether it
-   may be called at all; see lua/hierlock/init.lua. Allocates in Lua only what hll.h allows. */
+/* (manager, targets, options): the part of manager:acquire_any that waits. The function `check`
+   only looks whether the order allows the call; see lua/hierlock/init.lua. Allocates in Lua only
+   what hll.h allows. */
 static int wait_any(lua_State *L) {
   hll_acquire_options options;
   char where[HL_WHERE_SIZE];
@@ -342,21 +344,21 @@ static int wait_any(lua_State *L) {
   return 2;
 }
 
-/* Whether the tries of this manager block. */
+/* Pushes whether a try on this manager blocks. */
 static int tries_block(lua_State *L) {
   lua_pushboolean(L, hl_manager_blocks(hll_manager_check(L)->manager));
   return 1;
 }
 
 /***
-What manager:acquire_any is made of; for hierlock's own Lua code.
+The parts of manager:acquire_any; for hierlock's own Lua code.
 @table core.any
 @local
-@field block waits for one of several targets
-@field start starts that
-@field await starts that, for a coroutine that waits for it
-@field check checks the order of that, and does nothing
-@field tries_block whether a try may block
+@field block waits for any of several targets
+@field start starts this wait
+@field await starts it for a coroutine that waits for it
+@field check only checks the order of the targets
+@field tries_block says whether a try blocks
 */
 void hll_any_register(lua_State *L) {
   lua_newtable(L);

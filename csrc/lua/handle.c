@@ -16,7 +16,7 @@
 
 /* ------------------------------------------------------------- methods */
 
-/* The handle at 1 holds nothing any more: the release came to that. */
+/* Ends the trace, where there is one: the handle at 1 holds nothing any more. */
 static void trace_end(lua_State *L, const hll_handle *self, int status, const char *by) {
   if (!self->trace) return;
   hll_getuservalue(L, 1);
@@ -33,26 +33,28 @@ static int release_option(lua_State *L, const char *name, void *context) {
 }
 
 /***
-A lock that is held. Released once, by whatever comes first: `handle:release`, the
-end of the scope of `local handle <close>` (Lua 5.4), the collector, the manager's end,
-the end of the process or of the connection. A lease does not end with its process or a
-connection, but when its time is up; with `auto_release=false` neither scope nor collector nor
-manager ends it. In a forked child a copy is dead:
-its methods say `released`, and its collection leaves the parent's lock alone.
-`tostring(handle)` shows mode, targets and state. The fields stay as they are when it
-is released.
+A lock that is held. The first of these events releases it: `handle:release`, the end of the scope
+of `local handle <close>` (Lua 5.4), the collector, the manager's end, the end of the process or of
+the connection.
+
+A lease ends when its time is up, and not with its process or a connection. With
+`auto_release=false` neither scope nor collector nor manager releases a lease.
+
+In a forked child a copy of a handle is dead: the copy's methods say `released`, and the copy's
+collection leaves the parent's lock alone.
+
+`tostring(handle)` shows mode, targets and state. The fields keep their values after the release.
 @type handle
 */
 
 /***
-`"exclusive"`; `"shared"` when all targets were taken so; `"update"` when one was, and none is
-exclusive.
+The strongest mode of the targets: `"exclusive"`, `"update"` or `"shared"`.
 @field mode
 */
 
 /***
-The fencing token: 16 hexadecimal digits. Of two exclusive holders of one node, the
-later one's is greater (`<` on strings). `handle:extend` and `handle:upgrade` give a new one.
+The fencing token: 16 hexadecimal digits. When a node has two exclusive holders in turn, the later
+holder's token is greater (`<` on strings). `handle:extend` and `handle:upgrade` give a new token.
 @field token
 */
 
@@ -62,33 +64,33 @@ The number of the deepest target's level, 0 at the root.
 */
 
 /***
-Seconds from the call until it was granted.
+Seconds from the call until the grant.
 @field waited
 */
 
 /***
-`"session"`, or `"lease"` when it was acquired with a `ttl`, imported, or made one by
-`handle:to_lease`.
+`"session"` or `"lease"`. A handle has a lease when the program acquired it with a `ttl`, imported
+it, or called `handle:to_lease`.
 @field kind
 */
 
 /***
-A list of what it locks, or locked, each target as a table keyed by level; a new
-table at each look.
+The targets that the handle locks, or locked: a list of tables keyed by level. Each look at the
+field makes a new list.
 @field targets
 */
 
 /***
 Gives the lock back. The second call returns true and does nothing. Without
-`confirm` it does not block.
+`confirm` the call does not block.
 @function handle:release
 @tparam[opt] table options an unknown name raises
 @bool[opt=false] options.confirm wait for the store's answer, 10 s at most: the locks
-  are free when the call returns. Without it the release is sent and its answer not
-  waited for
+  are free when the call returns. Without it the call sends the release and does not wait
+  for the answer
 @treturn[1] boolean true
 @return[2] nil
-@return[2] err `lost`: it had been lost while it was held; `released`: it belongs
+@return[2] err `lost`: the handle lost the lock while it held it; `released`: the lock belongs
   to the parent of this process
 */
 static int handle_release(lua_State *L) {
@@ -107,9 +109,9 @@ static int handle_release(lua_State *L) {
 }
 
 /***
-Whether the lock is held, as far as can be told without a round trip: looks at the
-connection and at the clock. Does not block. It may be lost a moment later: what must
-not happen then, only the token can prevent.
+Says whether the lock is held, as far as can be told without a round trip: looks at the
+connection and at the clock. Does not block. The handle may lose the lock a moment later: only
+the token keeps a late write out.
 @function handle:is_held
 @treturn boolean
 */
@@ -121,8 +123,8 @@ static int handle_is_held(lua_State *L) {
 }
 
 /***
-Asks the store whether the lock is held: one round trip. Blocks for what is left of
-`hold_timeout` at most; then the lock is lost anyhow.
+Asks the store whether the lock is held: one round trip. Blocks for the rest of
+`hold_timeout` at most; by then the lock is lost anyhow.
 @function handle:check
 @treturn[1] boolean true
 @return[2] nil
@@ -140,11 +142,10 @@ static int handle_check_held(lua_State *L) {
 }
 
 /***
-Seconds for which the store will keep the lock without hearing from us;
-`math.huge` where it keeps it as long as the process lives, 0 when it is not
-held. Does not block. While the process lives, its background thread sees to it that
-this does not end; for a lease, only with `auto_refresh`. Of a lease it counts from the
-time at which the last refresh was sent.
+Says for how many seconds the store will keep the lock without a word from this process.
+`math.huge`: as long as the process lives. 0: the handle holds nothing. Does not block. A
+background thread of the process renews this time; for a lease, only with `auto_refresh`. A
+lease's time counts from the moment at which the last refresh was sent.
 @function handle:remaining
 @treturn number seconds
 */
@@ -156,8 +157,8 @@ static int handle_remaining(lua_State *L) {
   return 1;
 }
 
-/* on_wait, where there are hooks. They may have done anything: so the options are read again.
-   False: the handle was collected. */
+/* Calls on_wait, where there are hooks. The hook may change the options, so they are read again.
+   Returns false when the handle was collected meanwhile. */
 static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
                         hll_acquire_options *options, const hl_plan *plan, hll_trace **trace) {
   lua_rawgeti(L, shared, 1);
@@ -173,18 +174,18 @@ static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
 }
 
 /***
-More locks in the same transaction, released together with the rest. May break the
-common order, so it, and only it, can deadlock. Blocks like `manager:acquire`. After
-`deadlock` or `lost` the handle holds nothing any more; after any other failure it
-holds what it held before (a server may keep some of the rows asked for until it is
-released).
+Acquires more locks for the same handle, which releases them together with the rest. The call may
+break the common order, so it can deadlock. Blocks like `manager:acquire`. After
+`deadlock` or `lost` the handle holds nothing any more. After any other failure the
+handle holds what it held before. A server may keep some of the requested rows until the handle is
+released.
 @function handle:extend
 @tparam table target as for `manager:acquire`
 @tparam[opt] table options as for `manager:acquire`
 @treturn[1] boolean true
 @return[2] nil
 @return[2] err `timeout`, `deadlock`, `lost`, `released`, `cancelled`, `not_provisioned`,
-  `unsafe_server`, `store`; `unsupported`: it is a lease
+  `unsafe_server`, `store`; `unsupported`: the handle has a lease
 */
 static int handle_extend(lua_State *L) {
   hll_acquire_options options;
@@ -229,7 +230,7 @@ static int upgrade_option(lua_State *L, const char *name, void *context) {
   return 1;
 }
 
-/* Who holds for update is the handle itself. */
+/* Drops the update holder from the list: it is the handle itself. */
 static void others_keep(hll_holders *found) {
   size_t kept = 0;
   for (size_t i = 0; i < found->n; i++)
@@ -237,8 +238,9 @@ static void others_keep(hll_holders *found) {
   found->n = kept;
 }
 
-/* The plan of what the handle at 1 wants to be, on the top; the caller looks whether the handle has
-   been collected meanwhile. NULL: it has. */
+/* Pushes a plan of what the handle at 1 wants to be, and returns it. Raises when the handle has no
+   update lock. Returns NULL when the handle was collected. The caller looks again, as later
+   allocations may collect it, too. */
 static const hl_plan *push_upgraded(lua_State *L, const hll_handle *self) {
   hll_plan *made = hll_plan_push(L);
   if (!self->lock) return NULL;
@@ -260,19 +262,20 @@ static int upgrade_failed(lua_State *L, int shared, hl_error *error, const hl_pl
 }
 
 /***
-Makes an update lock exclusive: waits until those who share its nodes have gone. Newcomers wait meanwhile
-where the store is fair. Nobody else can be on the same way, so two who upgrade never wait for each other. A handle
-that is exclusive already stays so. It has a new token then. Blocks like `manager:acquire`.
+Makes an update lock exclusive: waits until the readers of its nodes have gone. Newcomers wait
+meanwhile where the store is fair. A node has only one update holder, so two upgrades of a node
+never wait for each other. A handle that is exclusive already stays exclusive. The upgrade gives a
+new token; docs/update-locks.md names the exceptions. Blocks like `manager:acquire`.
 @function handle:upgrade
 @tparam[opt] table options an unknown name raises
 @number[opt] options.timeout seconds, as for `manager:acquire`
 @treturn[1] boolean true: `handle.mode` is `"exclusive"`
 @return[2] nil
-@return[2] err `timeout`, `cancelled`, `connection`, `store`: it is the update lock that it was
-  (but see docs/locking.md of a lease and an answer that was cut off);
-  `deadlock`, `lost`, `released`: it holds nothing any more. Only a handle of several nodes can be in a
-  deadlock, or one on an old MySQL or MariaDB (see docs/locking.md)
-@raise when it was not acquired with `mode="update"`
+@return[2] err `timeout`, `cancelled`, `connection`, `store`: the handle keeps its update lock.
+  On some stores a failed upgrade may keep readers out, see docs/update-locks.md.
+  `deadlock`, `lost`, `released`: the handle holds nothing. Only a handle of several nodes can be in
+  a deadlock, or a handle on an old MySQL or MariaDB (see docs/update-locks.md)
+@raise when the program did not acquire it with `mode="update"`
 */
 static int handle_upgrade(lua_State *L) {
   hll_acquire_options options = {HL_OPTIONS_INIT, HL_UPDATE};
@@ -300,14 +303,16 @@ static int handle_upgrade(lua_State *L) {
 }
 
 /***
-Makes a handle that `handle:upgrade` has made exclusive an update lock again: those who share its nodes may
-come, and nobody can have changed anything in between. One that is an update lock already stays so. Blocks for a round trip.
+Makes a handle that `handle:upgrade` has made exclusive an update lock again. Readers may share its
+nodes then, and no other writer has come in between. A handle that is an update lock already stays
+an update lock. Blocks for a round trip.
 @function handle:downgrade
 @treturn[1] boolean true
 @return[2] nil
-@return[2] err `unsupported`: sessions of MySQL and MariaDB give back no single lock, nor do those of
-  PostgreSQL what they had before a later `handle:extend`; it is exclusive still. `lost`, `released`
-@raise when it was not acquired with `mode="update"`
+@return[2] err `unsupported`: the handle stays exclusive. Sessions of MySQL and MariaDB give back no
+  single lock. Sessions of PostgreSQL give back no lock that they had before a later
+  `handle:extend`. `lost`, `released`: the handle holds nothing
+@raise when the program did not acquire it with `mode="update"`
 */
 static int handle_downgrade(lua_State *L) {
   hl_error error;
@@ -324,7 +329,8 @@ static int handle_downgrade(lua_State *L) {
 
 /* --------------------------------------------------------- metamethods */
 
-/* Of a copy: while they are pushed, an extend may end, or the handle be finalized. */
+/* Pushes the targets of a copy of the plan: meanwhile an extend may end, or a finalizer may
+   collect the handle. */
 static int push_targets(lua_State *L, const hll_handle *self) {
   hll_plan *copy = hll_plan_push(L);
   if (self->lock) copy->plan = hl_plan_copy(hl_lock_plan(self->lock));
@@ -387,7 +393,8 @@ static int handle_tostring(lua_State *L) {
   return 1;
 }
 
-/* Notes that nobody has released the lock of the handle at 1, where that is wanted. */
+/* Notes, where the program wants it, that only the collector releases the lock of the handle at
+   1. */
 static void report_unreleased(lua_State *L, hl_lock *lock) {
   hll_getuservalue(L, 1);
   lua_rawgeti(L, -1, 1);
@@ -412,7 +419,7 @@ static int handle_gc(lua_State *L) {
     }
     hl_lock_free(lock);
   }
-  if (self) { /* of calls that an error has left */
+  if (self) { /* of calls that ended by an error of Lua's */
     hll_trace_queue(self->trace, NULL);
     hll_trace_queue(self->extending, NULL);
   }
@@ -457,7 +464,7 @@ void hll_handle_register(lua_State *L) {
   hll_setfuncs(L, methods);
   hll_setfuncs(L, hll_handle_calls);
   lua_pushvalue(L, -1);
-  lua_setfield(L, -3, "methods"); /* for Lua code of ours */
+  lua_setfield(L, -3, "methods"); /* for hierlock's own Lua code */
   lua_pushcclosure(L, handle_index, 1);
   lua_setfield(L, -2, "__index");
   lua_pop(L, 1);
