@@ -534,8 +534,8 @@ bool hl_units_check(const hl_manager *manager, const hl_plan *plan, const hl_opt
    Returns HL_OK with *lock set; HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED, HL_BUSY; HL_ECONNECTION,
    HL_ENOT_PROVISIONED, HL_EUNSAFE_SERVER, HL_ESTORE, HL_EMISUSE (an empty plan, another layout),
    HL_ENOMEM; then *lock is NULL and nothing is held. A call of this function closes no circle of
-   waiters. But it can stand in a circle that an hl_lock_extend has closed, and the store may pick it
-   as the victim: HL_DEADLOCK. Try again. With options->agent a call that would wait for ever is
+   waiters. But it can stand in a circle that an hl_lock_extend has closed; then the store may pick
+   it as the victim: HL_DEADLOCK. Try again. With options->agent a call that would wait for ever is
    HL_DEADLOCK, too, before it waits; see hl_agent. */
 int hl_acquire(hl_manager *manager, const hl_plan *plan, const hl_options *options, hl_lock **lock,
                hl_error *error);

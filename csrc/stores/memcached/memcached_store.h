@@ -32,7 +32,7 @@
  *     connect.c     a connection to one server, made when it is first needed
  *     document.c    the document of a root
  *     record.c      the liveness item of a lease
- *     take.c        acquiring: stands in the document's queue, and checks whether earlier entries live
+ *     take.c        acquiring: stands in the document's queue; do earlier entries live?
  *     leases.c      the other operations on leases (hl_lease_ops)
  *
  * csrc/lua/memcached makes a Lua module of it.

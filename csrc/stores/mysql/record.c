@@ -364,8 +364,8 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, 
   /* The answer took long, and the holder counts the ttl from when the request was sent:
      refreshes the lease. */
   if (hl__boot_ms() - grant->sent_ms > request->lease->ttl / 4) {
-    int64_t sent;
-    uint64_t changed;
+    int64_t sent = 0;
+    uint64_t changed = 0;
     if (hl__mysql_begin(session, hl__now_ms() + RECORD_MS, NULL) == HL_OK &&
         hl__mysql_record_refresh(session, request->lease, request->lease->ttl, &sent, &changed,
                                  NULL) == HL_OK &&
