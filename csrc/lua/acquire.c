@@ -351,7 +351,7 @@ static int tries_block(lua_State *L) {
 }
 
 /***
-The parts of manager:acquire_any; for hierlock's own Lua code.
+The parts of manager:acquire_any. For hierlock's own Lua code.
 @table core.any
 @local
 @field block waits for any of several targets

@@ -1,5 +1,6 @@
 /*
- * asker.c - reads the options that acquire, try, extend and their pendings share, and says who asks.
+ * asker.c - reads the options that acquire, try, extend and their pendings share, and says who
+ * asks.
  */
 #include "hll.h"
 

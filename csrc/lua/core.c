@@ -1,6 +1,6 @@
 /*
- * core.c - the module hierlock.core: functions without a class. What is better
- * said in Lua is in lua/hierlock/init.lua.
+ * core.c - the module hierlock.core: functions without a class. lua/hierlock/init.lua has the
+ * functions that are plainer in Lua.
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -18,10 +18,10 @@
 #define DEFAULT_MANAGER "hierlock.default_manager"
 
 /***
-The default manager; for hierlock's own Lua code.
+Returns the default manager, and opens it at first use. For hierlock's own Lua code.
 @function core.default
 @local
-@tparam function open opens it at first use
+@tparam function open opens it
 @treturn[1] manager
 @return[2] nil
 @return[2] err as from `hierlock.open`
@@ -41,7 +41,7 @@ static int default_manager(lua_State *L) {
 }
 
 /***
-Raises misuse, at the position of the caller outside of hierlock; for hierlock's own
+Raises misuse, at the position of the caller outside of hierlock. For hierlock's own
 Lua code.
 @function core.misuse
 @local
@@ -51,13 +51,13 @@ Lua code.
 static int misuse(lua_State *L) { return hll_misuse(L, "%s", luaL_checkstring(L, 1)); }
 
 /***
-Fails as a store would; for hierlock's own Lua code.
+Returns a failure as a store would. For hierlock's own Lua code.
 @function core.failure
 @local
 @string code
-@string message made one line
+@string message becomes one line
 @int[opt] errno the server's own
-@string[opt] sqlstate likewise
+@string[opt] sqlstate the server's own
 @tparam[opt] table target the node concerned
 @return nil
 @return err
@@ -72,7 +72,7 @@ static int failure(lua_State *L) {
 }
 
 /***
-Seconds of a clock that only goes on; for hierlock's own Lua code.
+Returns the seconds of a clock that only goes on. For hierlock's own Lua code.
 @function core.now
 @local
 @treturn number
@@ -83,7 +83,7 @@ static int now(lua_State *L) {
 }
 
 /***
-Whether a value is a manager, open or closed; for hierlock's own Lua code.
+Says whether a value is a manager, open or closed. For hierlock's own Lua code.
 @function core.is_manager
 @local
 @param value anything
@@ -94,10 +94,10 @@ static int is_manager(lua_State *L) {
   return 1;
 }
 
-/* Whether the running coroutine may yield here. Lua 5.1 does not say: there, no C
-   function may be in between, such as pcall, that of core.loop apart. What is called
-   by a metamethod, or in 5.2 by a C function such as table.sort, is not recognised:
-   there the loop's yield raises. */
+/* Returns whether the running coroutine may yield here. Lua 5.1 does not say: there no C function
+   may be in between, such as pcall, except core.loop itself. The function does not recognise a call
+   by a metamethod, nor in 5.2 a call by a C function such as table.sort: there the loop's yield
+   raises. */
 static bool is_yieldable(lua_State *L) {
 #if LUA_VERSION_NUM >= 503 || defined(LUA_LJDIR)
   return lua_isyieldable(L);
@@ -115,14 +115,13 @@ static bool is_yieldable(lua_State *L) {
 }
 
 /***
-How the running coroutine waits for a call on a manager or a handle; for hierlock's
-own Lua code.
+Says how the running coroutine waits for a call on a manager or a handle. For hierlock's own Lua
+code.
 @function core.loop
 @local
 @param object
-@return the manager's option `loop`, a function, or true where it has none; nil where
-  the call is to block
-@treturn boolean whether the running thread can yield here: not the main one
+@return the manager's option `loop`, a function, or true. Nil: the call is to block
+@treturn boolean whether the running thread can yield here. The main thread cannot
 */
 static int loop(lua_State *L) {
   if (!hll_testudata(L, 1, HLL_MANAGER) && !hll_handle_test(L, 1)) return 0;
@@ -135,7 +134,7 @@ static int loop(lua_State *L) {
 }
 
 /***
-Sets what `core.loop` returns; for hierlock's own Lua code.
+Sets what `core.loop` returns. For hierlock's own Lua code.
 @function core.set_loop
 @local
 @param manager
@@ -151,7 +150,7 @@ static int set_loop(lua_State *L) {
 }
 
 /***
-For hierlock's own Lua code.
+Says whether a value is a pending. For hierlock's own Lua code.
 @function core.is_pending
 @local
 @param value
@@ -182,12 +181,12 @@ static int push_dsn(lua_State *L) {
 }
 
 /***
-What a DSN says; for hierlock's own Lua code.
+Returns the parts of a DSN. For hierlock's own Lua code.
 @function core.dsn
 @local
 @string[opt] text
-@treturn[1] table `store`, `user`, `host`, `port`, `socket`, `database`, `path`, and of
-  the password only that there is one
+@treturn[1] table `store`, `user`, `host`, `port`, `socket`, `database`, `path`, and `password`, a
+  boolean
 @return[2] nil
 @return[2] err `dsn`; `store` where its store cannot be loaded
 */
@@ -203,14 +202,14 @@ static int dsn(lua_State *L) {
   lua_pushcfunction(L, push_dsn);
   lua_pushlightuserdata(L, &found);
   int status = hl_dsn_parse(text, store->parse, &found, &error);
-  /* Protected, as what was parsed has to be freed. */
+  /* Protected, as the parsed DSN has to be freed. */
   int raised = status ? 0 : lua_pcall(L, 1, 1, 0);
   hl_dsn_dispose(&found);
   if (status) return hll_failure(L, &error, 0);
   return raised ? lua_error(L) : 1;
 }
 
-/* Notes what the table at 1 says, by the names of the server's variables. */
+/* Reads the server's variables from the table at 1, by their names. */
 static hl__mysql_server server_read(lua_State *L) {
   hl__mysql_server server = {0};
   luaL_checktype(L, 1, LUA_TTABLE);
@@ -221,10 +220,10 @@ static hl__mysql_server server_read(lua_State *L) {
 }
 
 /***
-Whether the locks of a MySQL or MariaDB exclude; for hierlock's own Lua code.
+Judges whether the locks of a MySQL or MariaDB exclude. For hierlock's own Lua code.
 @function core.judge_mysql
 @local
-@tparam table variables name = value, those that `core.mysql_variables` asks for
+@tparam table variables name = value, as `core.mysql_variables` asks for them
 @treturn[1] string the dialect: `mysql`, `mariadb`
 @return[2] nil
 @return[2] err `unsafe_server`
@@ -238,13 +237,13 @@ static int judge_mysql(lua_State *L) {
 }
 
 /***
-What an error number of MySQL's or MariaDB's means; for hierlock's own Lua code.
+Explains an error number of MySQL or MariaDB. For hierlock's own Lua code.
 @function core.judge_mysql_error
 @local
 @int errno
 @string[opt] message the server's own
 @treturn string the code
-@treturn string what could be done about it, to be put behind the server's message
+@treturn string advice, for the end of the server's message
 */
 static int judge_mysql_error(lua_State *L) {
   char hint[HL__MYSQL_HINT_MAX];
@@ -256,11 +255,11 @@ static int judge_mysql_error(lua_State *L) {
 }
 
 /***
-Whether the locks of a PostgreSQL exclude; for hierlock's own Lua code.
+Judges whether the locks of a PostgreSQL exclude. For hierlock's own Lua code.
 @function core.judge_postgresql
 @local
-@tparam table server `version` (what `version()` says), `number` (server_version_num),
-  `standby`, `multiple` (what the expression `core.postgresql_multiple` says)
+@tparam table server `version` (of `version()`), `number` (server_version_num),
+  `standby`, `multiple` (of the expression `core.postgresql_multiple`)
 @treturn[1] boolean true
 @return[2] nil
 @return[2] err `unsafe_server`
@@ -283,12 +282,12 @@ static int judge_postgresql(lua_State *L) {
 }
 
 /***
-Whether files on a file system may be another machine's, too; for hierlock's own Lua code.
+Says whether another machine may have the same file system. For hierlock's own Lua code.
 @function core.remote_kind
 @local
 @number magic of statfs(2): `uv.fs_statfs(path).type`
 @treturn[1] string its name: NFS, say
-@treturn[2] nil it is this machine's
+@treturn[2] nil only this machine has it
 */
 static int remote_kind(lua_State *L) {
   const char *name = hl__remote_kind((unsigned long)luaL_checknumber(L, 1));
@@ -300,7 +299,7 @@ static int remote_kind(lua_State *L) {
 }
 
 /***
-Whether something is mounted at a path without symbolic links; for hierlock's own Lua code.
+Says whether a file system is mounted at a path without symbolic links. For hierlock's own Lua code.
 @function core.is_mount_point
 @local
 @string path
@@ -312,7 +311,7 @@ static int is_mount_point(lua_State *L) {
 }
 
 /***
-The HMAC-SHA-256 of a text; for hierlock's own Lua code.
+Returns the HMAC-SHA-256 of a text. For hierlock's own Lua code.
 @function core.hmac
 @local
 @string key any bytes
@@ -336,8 +335,8 @@ static int hmac(lua_State *L) {
 }
 
 /***
-Closes a pending that nobody else has, and with it its descriptor, without waiting for the
-collector; for hierlock's own Lua code.
+Closes a pending, and its descriptor, without waiting for the collector. The caller must be the
+pending's only owner. For hierlock's own Lua code.
 @function core.close
 @local
 @param pending
@@ -367,8 +366,8 @@ static const luaL_Reg functions[] = {
     {NULL, NULL},
 };
 
-/* Adds to the table on the top the functions as they start their call; `awaits`: for a
-   coroutine that waits for it. */
+/* Adds to the table on the top the functions that start their calls. `awaits`: each for a coroutine
+   that waits for its call. */
 static void push_starting(lua_State *L, const luaL_Reg *calls, bool awaits) {
   for (; calls->name; calls++) {
     lua_pushnil(L);
@@ -379,8 +378,8 @@ static void push_starting(lua_State *L, const luaL_Reg *calls, bool awaits) {
   }
 }
 
-/* Which Lua this is built for. init.lua also finds it in the file, by its
-   beginning, where another Lua could not load that. */
+/* The Lua version for which this is built. Another Lua may not be able to load the file. So
+   init.lua also finds the version in the file, by these first characters. */
 #define BUILT_FOR "hierlock.core is built for "
 #ifdef LUA_LJDIR
 #define HLL_LUA "LuaJIT"

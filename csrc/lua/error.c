@@ -1,7 +1,6 @@
 /*
- * error.c - the two ways in which a call of ours goes wrong: misuse, which
- * raises, and everything that can happen to a correct program, which is
- * `nil, err`. An err is a plain table with a metatable.
+ * error.c - the two ways in which a call of hierlock's goes wrong. Misuse raises. A failure that
+ * can happen to a correct program is `nil, err`. An err is a plain table with a metatable.
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -13,8 +12,8 @@
 
 /* ----------------------------------------------------------- functions */
 
-/* Whether the running function at this level is one of the library's own Lua
-   files: they are named hierlock/... by whoever loaded them. */
+/* Returns whether the running function at this level is in one of the library's own Lua files. The
+   files' names end in hierlock/..., wherever they were loaded from. */
 static int is_ours(const lua_Debug *ar) {
   static const char *const files[] = {"/hierlock/init.lua",
                                       "@hierlock/init.lua",
@@ -39,7 +38,7 @@ static int is_ours(const lua_Debug *ar) {
   return 0;
 }
 
-/* The first caller outside of this library; false where there is none. */
+/* Finds the first caller outside of this library; returns false where there is no such caller. */
 static bool find_caller(lua_State *L, lua_Debug *ar) {
   for (int level = 1; lua_getstack(L, level, ar); level++) {
     (void)lua_getinfo(L, "Sl", ar);
@@ -56,7 +55,7 @@ static void push_position(lua_State *L) {
     lua_pushliteral(L, "");
 }
 
-/* Each acquisition asks: so without printf. */
+/* Each acquisition calls it: so without printf, for speed. */
 void hll_where(lua_State *L, char where[HL_WHERE_SIZE]) {
   lua_Debug ar;
   char digits[12], *digit = digits + sizeof digits;
@@ -149,24 +148,23 @@ int hll_is_error(lua_State *L) {
 /* --------------------------------------------------------- metamethods */
 
 /***
-What comes behind `nil` when something went wrong that can happen to a correct
-program. A plain table, of which the program may keep, change or raise what it likes;
-`tostring(err)` is `code: message`, and `..` works with strings, numbers and
-other errors.
+A failed call returns `nil, err`, when the failure can happen to a correct program. The err is a
+plain table: the program may keep, change or raise it. `tostring(err)` is `code: message`, and `..`
+works with strings, numbers and other errors.
 
 Codes, and whether the same call may succeed later:
 <table>
 <tr><td>`timeout`</td><td>yes</td><td>not granted in time</td></tr>
-<tr><td>`deadlock`</td><td>yes</td><td>chosen as the victim; everything is given
-  back</td></tr>
-<tr><td>`cancelled`</td><td>yes</td><td>somebody ended the wait</td></tr>
+<tr><td>`deadlock`</td><td>yes, unless the thread waits for itself</td><td>chosen as the victim; the
+  handle holds nothing</td></tr>
+<tr><td>`cancelled`</td><td>yes</td><td>the program or an administrator ended the wait</td></tr>
 <tr><td>`busy`</td><td>yes</td><td>all `pool_size` connections are in use: at once when they
   hold locks of this very thread, else at the end of the timeout; or no thread
   can be started</td></tr>
 <tr><td>`connection`</td><td>yes, unless the server refused user or
   password</td><td>the store cannot be reached or logged in to</td></tr>
-<tr><td>`lost`</td><td>yes</td><td>the lock was lost while it was held; of a lease: its time was up,
-  somebody has taken over or revoked it</td></tr>
+<tr><td>`lost`</td><td>yes</td><td>the handle lost the lock while it held it. A lease is lost when
+  its time is up, or when another program has taken it over or revoked it</td></tr>
 <tr><td>`released`</td><td>no</td><td>the handle holds nothing any more</td></tr>
 <tr><td>`not_provisioned`</td><td>no</td><td>the table, or a row of it, is missing</td></tr>
 <tr><td>`mismatch`</td><td>no</td><td>the table or directory has other buckets or
@@ -180,23 +178,25 @@ Codes, and whether the same call may succeed later:
 </table>
 
 @table err
-@tfield string code one of those above
-@tfield string message one line for people; may change from version to version. That of
-  `timeout` and `deadlock` names who is in the way, where that can be seen; "held by this
-  process" is a lock of one's own: locks are not re-entrant
+@tfield string code from the table above
+@tfield string message a line for people. Another version may word it differently. The message
+  of `timeout` and `deadlock` names a holder, where the store shows one. "Held by this
+  process" means that the program holds the lock itself: locks are not re-entrant
 @tfield boolean retryable whether the same call may succeed later
-@tfield[opt] integer errno the server's own number, where one spoke (1205, 1213 ...)
-@tfield[opt] string sqlstate the server's own, likewise
-@tfield[opt] table target the node concerned, where it is one
-@tfield[opt] {table,...} holders of `timeout` and `deadlock`: who was in the way, as from
-  `manager:holders`: a hundred at most, as far as the store tells within 50 ms of the end of the wait. Absent: nobody is
-  known to be
-@tfield[opt] string holders_unknown likewise: why there may be others than those in `holders`. The store did not tell in
-  time, does not show them, or was asked ten times in this second. Absent: the store was asked, and `holders` is its answer
-@tfield[opt] number retry_after of `timeout`: seconds before which no retry can succeed, where that is known: from a
-Redis that has forgotten what it had granted
-@tfield[opt] string revoked_by of `lost`: who has revoked the lease
-@tfield[opt] string reason likewise: why; of `timeout`: why, where it was something else than other locks
+@tfield[opt] integer errno the server's error number (1205, 1213 ...)
+@tfield[opt] string sqlstate the server's SQLSTATE
+@tfield[opt] table target the node concerned, where there is only one
+@tfield[opt] {table,...} holders of `timeout` and `deadlock`. The list has the holders in the way,
+  as from `manager:holders`: a hundred at most. The store must tell them within 50 ms of the end of
+  the wait. Absent: no holder is known
+@tfield[opt] string holders_unknown of `timeout` and `deadlock`. Says why `holders` may be
+  incomplete. The store did not tell in time, does not show them, or was asked ten times in this
+  second. Absent: the store was asked, and `holders` is its answer
+@tfield[opt] number retry_after of `timeout`: seconds before which no retry can succeed. Only a
+  Redis that has forgotten its grants tells this
+@tfield[opt] string revoked_by of `lost`: the name of the program or person that revoked the lease
+@tfield[opt] string reason of `lost`: why the lease was revoked. A `timeout` has a reason where
+  something else than other locks caused it
 */
 
 static void push_text(lua_State *L, int index) {

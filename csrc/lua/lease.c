@@ -94,8 +94,8 @@ static int push_text(lua_State *L) {
 /***
 A text with which another process, or this one, takes the lease over: `manager:import`. It
 is printable. Who has it has the lock: keep it where only the program reads it, as in a
-session of the server's. The lease goes on, and ends when its time is up; the handle is `released`. Does not
-block. Where `on_release` raises, nothing was exported, and the handle has the lease still.
+session of the server's. The lease goes on, and ends when its time is up; the handle is `released`.
+Does not block. Where `on_release` raises, nothing was exported, and the handle has the lease still.
 @function handle:export
 @treturn[1] string
 @return[2] nil
@@ -214,7 +214,8 @@ static void filter_read(lua_State *L, hll_plan *borrowed, hl_manager *manager, f
 }
 
 /***
-The leases of the space whose time is not up, or, if you want, of all. Costs the store more than a lock does.
+The leases of the space whose time is not up, or, if you want, of all. Costs the store more than a
+lock does.
 @function manager:leases
 @tparam[opt] table filter all that is given must hold
 @string[opt] filter.owner
@@ -224,8 +225,9 @@ The leases of the space whose time is not up, or, if you want, of all. Costs the
   of a stranger in the same bucket
 @bool[opt=false] filter.over also those whose time is up, and which a refresh would have back: their
   `remaining` is 0
-@treturn[1] {table,...} for each its `id`, `owner`, `path`, `mode`, `since` (Unix time of the grant),
-  `remaining` (seconds), `application`, `host`, `pid`, `kind` and, where there is one, `label`
+@treturn[1] {table,...} for each its `id`, `owner`, `path`, `mode`, `since` (Unix time of the
+  grant), `remaining` (seconds), `application`, `host`, `pid`, `kind` and, where there is one,
+  `label`
 @return[2] nil
 @return[2] err `unsupported`, `timeout`, `connection`, `store`
 */
@@ -263,8 +265,8 @@ static int revoke_option(lua_State *L, const char *name, void *context) {
 
 /***
 Ends leases, whoever holds them; what they lock is free at once. Also those whose time is up,
-which a refresh would have back as long as nobody has wanted what they lock. The next call of each of
-their holders is `nil, err` with code `lost`, `err.revoked_by` and `err.reason`.
+which a refresh would have back as long as nobody has wanted what they lock. The next call of each
+of their holders is `nil, err` with code `lost`, `err.revoked_by` and `err.reason`.
 @function manager:revoke
 @tparam table filter as for `manager:leases`; one of them must be given
 @tparam[opt] table options an unknown name raises

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of a quorum. */
+/* A quorum has at most so many stores. */
 #define STORES_MAX 15
 
 /* ------------------------------------------------------------- opening */
@@ -30,7 +30,7 @@ typedef struct open_options {
   const char *units[HL_UNITS_MAX + 1];
 } open_options;
 
-/* A list of patterns, on the top. The list keeps the strings. */
+/* Reads a list of patterns, on the top. The list keeps the strings. */
 static void names_option(lua_State *L, open_options *options) {
   if (!lua_istable(L, -1))
     hll_misuse(L, "interoperate.names must be a list of strings, not %s", luaL_typename(L, -1));
@@ -53,7 +53,7 @@ static void names_option(lua_State *L, open_options *options) {
   options->config.names = options->names;
 }
 
-/* "symfony", or a table that says so in its `with`; on the top. */
+/* Reads "symfony", or a table that has it in `with`; on the top. */
 static void interoperate_option(lua_State *L, open_options *options) {
   hl_config *config = &options->config;
   if (lua_istable(L, -1)) {
@@ -74,7 +74,7 @@ static void interoperate_option(lua_State *L, open_options *options) {
                   "names = {...}}");
 }
 
-/* A list of names, on the top. The list keeps the strings. */
+/* Reads a list of names, on the top. The list keeps the strings. */
 static void units_option(lua_State *L, open_options *options) {
   if (!lua_istable(L, -1))
     hll_misuse(L, "units must be a list of names, not %s", luaL_typename(L, -1));
@@ -140,7 +140,7 @@ static int open_option(lua_State *L, const char *name, void *context) {
       hll_misuse(L, "own_handles must be a boolean, not %s", luaL_typename(L, -1));
     options->own_handles = lua_toboolean(L, -1);
   } else if (strcmp(name, "loop") == 0) {
-    /* lua/hierlock/init.lua has found it good. */
+    /* lua/hierlock/init.lua has checked it. */
   } else {
     return hll_layout_option(L, name, &options->layout);
   }
@@ -158,7 +158,7 @@ static open_options options_begin(bool list) {
                         .raises_order = checks};
 }
 
-/* What a store that is a module of its own is made of. */
+/* Returns the client library that a store's module needs. */
 static const char *store_needs(const char *name) {
   if (strcmp(name, "mysql") == 0) return "libmysqlclient or MariaDB Connector/C";
   if (strcmp(name, "postgresql") == 0) return "libpq";
@@ -168,8 +168,8 @@ static const char *store_needs(const char *name) {
   return "its client library";
 }
 
-/* Such a store is loaded at first use, by `require`: its userdata holds the address
-   of its hl_store_ops. */
+/* A store with a client library is loaded at first use, by `require`. The module is a userdata with
+   the address of its hl_store_ops. */
 const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
   if (strcmp(name, "file") == 0) return &hl_store_file;
   if (strcmp(name, "null") == 0) return &hl_store_null;
@@ -182,8 +182,8 @@ const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
     lua_pushliteral(L, "it is no store");
   }
   if (!lua_isstring(L, -1)) lua_pushliteral(L, "unknown reason");
-  /* One line of it: not the list of places that were searched; but where a file
-     was found and could not be loaded, what the loader says of it. */
+  /* The message takes one line of the reason: not the list of places that `require` searched. Where
+   `require` found a file and could not load it, this is the loader's line. */
   const char *reason = lua_tostring(L, -1);
   size_t size = strcspn(reason, "\n");
   if (strncmp(reason, "error loading", 13) == 0 && reason[size]) {
@@ -200,8 +200,7 @@ const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
   return NULL;
 }
 
-/* The DSN of a quorum, of the list at 1, in the place of that; see
-   csrc/stores/quorum/quorum.c. */
+/* Replaces the list at 1 by the DSN of a quorum of it; see csrc/stores/quorum/quorum.c. */
 static void quorum_dsn(lua_State *L, bool all) {
   lua_pushstring(L, all ? "quorum:all" : "quorum:majority");
   int n = (int)hll_rawlen(L, 1);
@@ -216,7 +215,7 @@ static void quorum_dsn(lua_State *L, bool all) {
   lua_replace(L, 1);
 }
 
-/* Misuse, where the list at 1 is none of DSNs. */
+/* Raises misuse, where the list at 1 is no list of DSNs. */
 static void list_check(lua_State *L) {
   int n = (int)hll_rawlen(L, 1), entries = 0;
   for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1)) entries++;
@@ -241,7 +240,7 @@ static int agent_gc(lua_State *L) {
   return 0;
 }
 
-/* Leaves on the stack the DSN of the store that stands there in that of a quorum. */
+/* Pushes the DSN of a member, whose escaped text stands in the DSN of a quorum. */
 static void push_member(lua_State *L, const char *text, size_t size) {
   luaL_Buffer buffer;
   luaL_buffinit(L, &buffer);
@@ -257,7 +256,7 @@ static void push_member(lua_State *L, const char *text, size_t size) {
   luaL_pushresult(&buffer);
 }
 
-/* Loads the stores of a DSN: it, and of a quorum those of its members. False, with a failure
+/* Loads the store of a DSN, and the stores of a quorum's members. Returns false with a failure
    on the stack. */
 static bool stores_load(lua_State *L, const char *dsn, const hl_store_ops *stores[STORES_MAX + 2]) {
   hl_error error;
@@ -281,7 +280,7 @@ static bool stores_load(lua_State *L, const char *dsn, const hl_store_ops *store
   return false;
 }
 
-/* The one agent of this Lua state: pushes it. */
+/* Pushes and returns the agent of this Lua state: each state has only one. */
 static hl_agent *push_agent(lua_State *L) {
   lua_getfield(L, LUA_REGISTRYINDEX, HLL_AGENT);
   hl_agent **self = lua_touserdata(L, -1);
@@ -300,7 +299,8 @@ static hl_agent *push_agent(lua_State *L) {
   return *self;
 }
 
-/* Pushes the table that the manager at that index shares with its handles: see hll.h. The options of open are at 2. */
+/* Pushes the table that the manager at that index shares with its handles: see hll.h. The options
+   of open are at 2. */
 static void shared_push(lua_State *L, int manager, const open_options *options) {
   lua_createtable(L, 2, 2);
   lua_pushvalue(L, manager);
@@ -327,71 +327,78 @@ static void shared_push(lua_State *L, int manager, const open_options *options) 
 }
 
 /***
-Opens a manager: connects, and looks whether locks on this store exclude.
+Opens a manager: connects, and checks that locks on this store exclude.
 Blocks for at most the DSN's `connect_timeout` (10 s).
 @function hierlock.open
 @tparam[opt] string|{string,...} dsn `mysql://user:password@host:port/database?parameters`,
   `user:password@tcp(host:port)/database?parameters`,
-  `postgresql://user:password@host:port/database?parameters`, `host=... dbname=...` (libpq's), `file:`,
-  `file:/directory` or `null:`; or a list of these: a quorum; absent, `$HIERLOCK_DSN`; absent too, `file:`.
+  `postgresql://user:password@host:port/database?parameters`, `host=... dbname=...` (libpq's),
+  `file:`, `file:/directory` or `null:`. A list of DSNs opens a quorum. The default is
+  `$HIERLOCK_DSN`, and without that `file:`.
   Symfony Lock's `pgsql+advisory:...` and `flock:///directory` say `interoperate = "symfony"`, too
 @tparam[opt] table options an unknown name raises
-@number[opt=50] options.timeout seconds that an acquisition waits; 0 tries once;
+@number[opt=50] options.timeout seconds that an acquisition waits. 0 tries once.
   `math.huge` waits for ever
-@number[opt=30] options.hold_timeout seconds, 1 to a year: after as long without
-  a word from us the server frees our locks. A store without connections takes
-  no notice of it
-@tparam[opt] {string,...} options.levels 1 to 16 names from root to leaf; by default
-  those that the table or directory records, else `user`, `account`, `resource`. Others
-  than it records are a `mismatch`
-@int[opt] options.buckets for each level, 1 to 2147483647; by default likewise, else
-  10000000. PostgreSQL has none, and takes no notice of it
-@int[opt=64] options.pool_size connections at most, 1 to 100000: one for each held
-  or waiting lock. A store without connections takes no notice of it
-@string[opt="majority"] options.quorum of a list of DSNs: `"majority"` or `"all"` of the stores
+@number[opt=30] options.hold_timeout seconds, 1 to a year. The server frees the manager's locks when
+  it has not heard from the process for so long. A store without connections ignores it
+@tparam[opt] {string,...} options.levels 1 to 16 names from root to leaf. The default is what the
+  table or directory records, else `user`, `account`, `resource`. If it records other names, `open`
+  fails with `mismatch`
+@int[opt] options.buckets for each level, 1 to 2147483647. The default is what the table or
+  directory records, else 10000000. PostgreSQL has no buckets, and ignores it
+@int[opt=64] options.pool_size connections at most, 1 to 100000. Each held or waiting lock takes
+  one. A store without connections ignores it
+@string[opt="majority"] options.quorum of a list of DSNs. `"majority"` or `"all"` of the stores
   have to grant. See docs/quorum.md
-@tparam[opt] string|table options.interoperate `"symfony"`: each node is locked by its name, too, as
-  PHP programs that use Symfony Lock on the same store lock it, and so both keep each other out; on
-  PostgreSQL, on Redis and Valkey, and in files. The name is the ids with `/` between; or
-  `{with = "symfony", names = {"user-{user}", "{user}-{account}", "invoice-{resource}"}}`: one for each
-  level. There are no leases then on PostgreSQL and in files; on Redis there is nothing else
-@string[opt] options.application shown to observers; by default the program's name
-@tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for
-  each lost lock, at the next call on the manager or one of its handles; never from
-  another thread. What it raises comes out of that call. Of a lease it is also called
-  when its time is up. Where there are other hooks, their event is a third argument
-@tparam[opt] function options.on_wait called as `on_wait(event)`, when an acquisition begins. Of it and the
-  four that follow, docs/observability.md has the fields of the event, and when each is called: always in a call
-  on the manager or one of its handles. What they raise comes out of that call; they cannot yield
-@tparam[opt] function options.on_grant `on_grant(event, handle)`: it was granted. If it raises, it is
-  released
-@tparam[opt] function options.on_timeout `on_timeout(event, err)`: it was not granted in time
-@tparam[opt] function options.on_error `on_error(event, err)`: it failed otherwise
-@tparam[opt] function options.on_release `on_release(event)`: it is not held any more, released or lost
-@tparam[opt=false] boolean|function options.warn_unreleased reports each handle that nobody has
-  released until the collector found it: `true` to stderr, or to a function `report(message)`, at
-  the next call into hierlock; what it raises comes out of that call. `manager:close()` tells the
-  last ones. The message names the line that acquired it
-@tparam[opt=false] boolean|string|function options.check_order likewise, once for each kind of circle: learns
-  the order in which the program, with all its threads, takes locks while it holds others, and
-  reports the first that are taken in both orders, though nothing has deadlocked yet. For tests:
-  with `HIERLOCK_CHECK=1` in the environment `warn_unreleased` is `true` unless said, and this is
-  `"raise"`: as `true`, and a call against the order of `units` raises. See docs/deadlocks.md
-@tparam[opt] {string,...} options.units 1 to 64 names of units of business data, in the order in which a program
-  takes them: a target whose first id is such a name is of that unit, see `manager:unit`. A call that waits for a
-  unit, while its coroutine holds one that comes after it, is reported, once for these two, as
-  `check_order` says: to stderr unless that is said, not at all with `false`; or it raises. See
-  docs/exclusive-control.md
-@bool[opt=false] options.own_handles the program promises that a handle is released by the coroutine
-  that acquired it, and by no other: then a coroutine that would wait, under a loop, for
-  itself or in a circle of coroutines gets `deadlock` at once. See docs/deadlocks.md
+@tparam[opt] string|table options.interoperate `"symfony"`: locks each node also by its name, as
+  PHP programs with Symfony Lock lock it on the same store. So both keep each other out.
+  PostgreSQL, Redis, Valkey and files can do so. The name is the ids with `/` between. For other
+  names, pass a table with a pattern for each level:
+  `{with = "symfony", names = {"user-{user}", "{user}-{account}", "invoice-{resource}"}}`.
+  PostgreSQL and files then have no leases. Redis has only leases
+@string[opt] options.application shown to observers. The default is the program's name
+@tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for each lost lock. A
+  lease whose time is up is lost. The next call on the manager or a handle of it calls `on_lost`;
+  another thread never does. An error that `on_lost` raises comes out of that call. With other
+  hooks, `on_lost` gets their event as third argument
+@tparam[opt] function options.on_wait called as `on_wait(event)`, when an acquisition begins. For
+  this hook and the next four, docs/observability.md has the event's fields, and the time of each
+  call. Only a call on the manager or a handle of it calls a hook. An error that a hook raises comes
+  out of this call. Hooks cannot yield
+@tparam[opt] function options.on_grant `on_grant(event, handle)`: the store granted it. If the hook
+  raises, the lock is released
+@tparam[opt] function options.on_timeout `on_timeout(event, err)`: the store did not grant it in
+  time
+@tparam[opt] function options.on_error `on_error(event, err)`: the acquisition failed otherwise
+@tparam[opt] function options.on_release `on_release(event)`: the handle has released or lost it
+@tparam[opt=false] boolean|function options.warn_unreleased reports each handle that only the
+  collector releases. With `true` the next call into hierlock writes the report to stderr. With a
+  function it calls `report(message)`, and an error that the function raises comes out of the call.
+  `manager:close()` tells the last reports. The message names the line that acquired the handle
+@tparam[opt=false] boolean|string|function options.check_order reports orders of locks that may
+  deadlock, once for each kind of circle. With `true` the call that finds one writes the report to
+  stderr at once. With a function the next call into hierlock passes it the report. The manager
+  learns the order in which all threads of the program take locks while they hold others. The
+  manager reports locks that the program takes in both orders, before they deadlock. For tests:
+  `HIERLOCK_CHECK=1` in the environment sets the defaults `true` for `warn_unreleased`, and
+  `"raise"` here. `"raise"` does as `true`, and raises for a call against the order of `units`. See
+  docs/deadlocks.md
+@tparam[opt] {string,...} options.units 1 to 64 names of units of business data, in the order in
+  which a program takes them. A target is of a unit if its first id is the unit's name, see
+  `manager:unit`. A call breaks the order if it waits for a unit while its coroutine holds a later
+  unit. Each such pair is reported once. `check_order` decides where: stderr unless it is set,
+  nowhere with `false`. With `"raise"` the call raises. See docs/exclusive-control.md
+@bool[opt=false] options.own_handles a promise of the program. Only the coroutine that acquired a
+  handle releases it. Then hierlock finds circles of coroutines under a loop. A coroutine that would
+  wait for itself, or in such a circle, gets `deadlock` at once. See docs/deadlocks.md
 @tparam[opt="auto"] string|function options.loop how a coroutine waits: by the loop
-  `"cqueues"`, `"luv"`, `"copas"`, `"ngx"` or `"tarantool"`; `"auto"` notices ngx and cqueues by itself,
-  and otherwise blocks; `"block"`. Or a function `loop(pending)` that yields as a loop of
-  the program's own wants, and returns once `pending:done()`:
-  `while not pending:done() do my_loop.wait_readable(pending:fd()) end`. What it raises
-  ends the wait. Where a coroutine cannot yield, the call blocks, but for `"tarantool"`, whose
-  fibers need no yield
+  `"cqueues"`, `"luv"`, `"copas"`, `"ngx"` or `"tarantool"`. With
+  `"auto"` hierlock recognises ngx and cqueues, and blocks elsewhere. With
+  `"block"` it always blocks. A function `loop(pending)` yields as the program's own loop wants, and
+  returns once `pending:done()`:
+  `while not pending:done() do my_loop.wait_readable(pending:fd()) end`. An error that it raises
+  ends the wait. Where a coroutine cannot yield, the call blocks. The fibers of `"tarantool"` need
+  no yield
 @treturn[1] manager
 @return[2] nil
 @return[2] err `dsn`, `connection`, `unsafe_server`, `mismatch`,
@@ -406,7 +413,7 @@ int hll_manager_open(lua_State *L) {
   if (!lua_isnil(L, 1) && !list && lua_type(L, 1) != LUA_TSTRING)
     hll_misuse(L, "dsn must be a string or a list of strings, not %s", luaL_typename(L, 1));
   if (list) list_check(L);
-  hll_options(L, 2, open_option, &options); /* so that what is wrong raises */
+  hll_options(L, 2, open_option, &options); /* so that wrong options raise */
   if (list) quorum_dsn(L, options.all);
   options.config.dsn = hll_word(L, 1);
   if (!lua_isnil(L, 1) && !options.config.dsn)
@@ -423,7 +430,7 @@ int hll_manager_open(lua_State *L) {
   hl_agent *agent = push_agent(L);
   const char *dsn = hl_dsn_default(options.config.dsn);
   if (!stores_load(L, dsn, stores)) return 2;
-  /* Once more, as nothing allocates from here on: they point into the table. */
+  /* Reads the options once more, as they point into the table: nothing allocates from here on. */
   options = options_begin(list);
   hll_options(L, 2, open_option, &options);
   options.config.dsn = dsn;
@@ -464,7 +471,7 @@ static int manager_gc(lua_State *L) {
   return manager_end(L, hl__manager_collect);
 }
 
-/* The end of its scope: tells of what it has ended, and what was to be told before. */
+/* Ends the manager at the end of its scope. Tells the reports, then the ends of traces. */
 static int manager_close_scope(lua_State *L) {
   hll_manager *self = hll_manager_test(L, 1);
   if (!self) return 0;
@@ -477,17 +484,17 @@ static int manager_close_scope(lua_State *L) {
 }
 
 /***
-Opened by `hierlock.open`. Also closed by the end of the scope of
-`local manager <close>` (Lua 5.4) and by the collector; its handles keep it from
-being collected. `tostring(manager)` says whether it is open.
+Opened by `hierlock.open`. The end of the scope of `local manager <close>` (Lua 5.4) and the
+collector close it, too. The handles keep a manager from the collector. `tostring(manager)` says
+whether it is open.
 @type manager
 */
 
 /***
 Releases everything that the manager's handles hold, and ends its connections and
-its threads. Waits until the store has given back what was released: a round trip, and two seconds at
-most where a server hangs. The collector does not wait. Idempotent; any other method raises
-afterwards, and the handles' methods find their locks released.
+its threads. Waits until the store has released everything: a round trip, and two seconds at
+most where a server hangs. The collector does not wait. A second `close` does nothing. Any other
+method of a closed manager raises, and the methods of its handles find their locks released.
 @function manager:close
 @treturn boolean true
 */
@@ -514,7 +521,7 @@ static void push_histogram(lua_State *L, const hl_histogram *histogram) {
   lua_setfield(L, -2, "buckets");
 }
 
-/* Copies: a finalizer may close the manager while they are pushed. */
+/* Copies: a finalizer may close the manager while the caller pushes them. */
 typedef struct level_stats {
   char name[HL_LEVEL_NAME_MAX + 1];
   hl_histogram waits, holds;
@@ -553,21 +560,24 @@ static void set_histograms(lua_State *L, const level_stats *levels, unsigned n) 
 }
 
 /***
-Counters since the manager was opened (in a forked child: since its first use
-there), and what is so now. Does not block, and asks no store. A new table at each call.
+Returns counters since the manager was opened, and the present state. In a forked child the counters
+begin with the manager's first use there. Does not block, and asks no store. Each call returns a new
+table.
 @function manager:stats
-@treturn table whole numbers, and `wait_seconds`. So far: `acquired` (grants),
-  `waited` (of those, 2 ms or longer), `released`, `timeouts`, `deadlocks`,
+@treturn table whole numbers, and `wait_seconds`. Since the opening: `acquired` (grants),
+  `waited` (grants after 2 ms or longer), `released`, `timeouts`, `deadlocks`,
   `cancelled`, `busy`, `lost`, `errors` (other failures of acquisitions),
   `reconnects` (stale connections repaired unseen), `wait_seconds` (in all
   acquisitions, granted or not). Now: `held`, `waiting`, `connections` (0 on a
-  store without them). And histograms: `levels`, a list from root to leaf of
-  `{name = "user", waits = ..., holds = ...}`, of the acquisitions whose deepest target was on
-  that level: `waits`, how long they waited, granted or not; `holds`, for how long was held what
-  is not held any more. Each is `{count = n, seconds = sum, buckets = {...}}`: `buckets[i]`
-  took at most `bounds[i]` seconds, and longer than `bounds[i - 1]`; the last one, beyond the
-  list, longer than all `bounds` (0.0001 to 5000, in steps of 1, 2, 5). `hierlock.prometheus`
-  makes a text of it all
+  store without them). Histograms: `levels`, a list from root to leaf of
+  `{name = "user", waits = ..., holds = ...}`. A level's histograms count the acquisitions whose
+  deepest target is on that level.
+  `waits` has how long they waited, granted or not.
+  `holds` has how long each lock was held, once it is not held any more. Each is
+  `{count = n, seconds = sum, buckets = {...}}`. A time in
+  `buckets[i]` is at most `bounds[i]` seconds, and longer than `bounds[i - 1]`. The last bucket has
+  the times longer than all `bounds` (0.0001 to 5000, in steps of 1, 2, 5).
+  `hierlock.prometheus` writes all this as a text
 */
 static int manager_stats(lua_State *L) {
   hl_stats s;
@@ -650,8 +660,8 @@ static int manager_plan_option(lua_State *L, const char *name, void *context) {
 */
 
 /***
-As `hierlock.plan`, with the manager's levels and buckets: what its acquisitions lock. Does not
-block.
+Makes a plan as `hierlock.plan` does, with the manager's levels and buckets: the rows that its
+acquisitions lock. Does not block.
 @function manager:plan
 @tparam {table,...} targets at least one, each as for `manager:acquire`
 @tparam[opt] table options an unknown name raises
@@ -675,11 +685,11 @@ int hll_manager_plan(lua_State *L) {
 */
 
 /***
-A target of a unit, for `acquire` and all that takes targets: `manager:unit("order", 7)` is `{"order", "7"}`, by
-a name that has been looked at. Without ids, the whole unit: who holds it keeps out all who want one of its. A `mode` may
-be added to it.
+Returns a target of a unit, for `acquire` and all other functions that take targets:
+`manager:unit("order", 7)` is `{"order", "7"}`. The manager checks the name. Without ids the target
+is the whole unit: its holder keeps out all requests for parts of it. The program may add a `mode`.
 @function manager:unit
-@string name one of the option `units`; another one raises
+@string name from the option `units`; another name raises
 @tparam string|integer ... ids, from the second level on
 @treturn table target
 */
@@ -696,7 +706,7 @@ int hll_manager_unit(lua_State *L) {
     hll_misuse(L, "the manager has %d levels for ids of a unit", (int)hl_layout_levels(layout) - 1);
   char room[24];
   for (int i = 3; i <= n; i++) (void)hll_id(L, i, hl_layout_name(layout, (unsigned)i - 2), room);
-  /* What allocates may close the manager: from here on it is not looked at. */
+  /* An allocation may close the manager: from here on it is not looked at. */
   lua_createtable(L, n - 1, 1);
   lua_pushvalue(L, 2);
   lua_rawseti(L, -2, 1);

@@ -7,7 +7,8 @@
  * The listening socket has a name in a directory of mode 0700, for the moment until the loop has
  * connected. Both are removed then.
  *
- * Each Lua state has a notifier of its own: with `lua_code_cache off` nginx makes one for each request.
+ * Each Lua state has a notifier of its own: with `lua_code_cache off` nginx makes one for each
+ * request.
  *
  * Writing never blocks. When the socket is full because the loop is busy, the number is
  * dropped and `missed` is set: the reader then looks at all pendings. He will, since
@@ -139,7 +140,7 @@ static notifier *notifier_of(lua_State *L) {
 }
 
 /***
-The address to which the event loop is to connect; for hierlock's own Lua code, as
+The address to which the event loop is to connect. For hierlock's own Lua code, as
 all functions of the notifier.
 @function core.notifier_address
 @local
@@ -214,7 +215,8 @@ static int missed(lua_State *L) {
   return 1;
 }
 
-/* Called by the thread that ends the pending. Above: the notifier's id; its state may have ended. */
+/* Called by the thread that ends the pending. Above: the notifier's id; its state may have ended.
+   */
 static void ring(uint64_t number) {
   char digits[9];
   (void)snprintf(digits, sizeof digits, "%08x", (unsigned)number);

@@ -29,11 +29,11 @@ Made by `hierlock.plan`. Touches no store, and never blocks.
 /***
 The rows in locking order, each once, in the strongest mode that any target needs.
 @function plan:rows
-@treturn {table,...} of each its `level` (0 at the root; of an update row 128 more), `bucket` and `mode`:
-  `{{level=0, bucket=3142546, mode="shared"}, ...}`. Of `manager:plan`, on a store without buckets, where
-  `bucket` is a hash of 60 bits and may be too large for a number of this Lua, also two strings that have it:
-  `key`, the decimal number of PostgreSQL's advisory locks and SQLite's rows, and `node`, in which
-  Redis' keys end
+@treturn {table,...} of each its `level` (0 at the root; of an update row 128 more), `bucket` and
+  `mode`: `{{level=0, bucket=3142546, mode="shared"}, ...}`. Of `manager:plan`, on a store without
+  buckets, where `bucket` is a hash of 60 bits and may be too large for a number of this Lua, also
+  two strings that have it: `key`, the decimal number of PostgreSQL's advisory locks and SQLite's
+  rows, and `node`, in which Redis' keys end
 */
 static int plan_rows(lua_State *L) {
   size_t n;
@@ -103,8 +103,9 @@ the server excludes (no replica, no cluster), nobody has looked at.
   no buckets: there the statement takes advisory locks, whose keys the targets alone
   decide, and nothing can be missing
 @string[opt="hier_lock_buckets"] table a plain name
-@bool[opt=false] leases the space has leases (MySQL, MariaDB). The statement then locks the roots' gates, too, and
-  `plan:verify` fails where there may be leases below one of them: it cannot look at them
+@bool[opt=false] leases the space has leases (MySQL, MariaDB). The statement then locks the roots'
+  gates, too, and `plan:verify` fails where there may be leases below one of them: it cannot look at
+  them
 @treturn string a SELECT with one row for each row of the plan, and with `leases` for each gate
 */
 static int plan_sql(lua_State *L) {

@@ -137,7 +137,7 @@ static void request_end(void *data) {
 static uintptr_t id_check(lua_State *L, int index) { return (uintptr_t)luaL_checknumber(L, index); }
 
 /***
-Ties a handle or a pending to a request, and anchors a handle; for hierlock's own Lua
+Ties a handle or a pending to a request, and anchors a handle. For hierlock's own Lua
 code.
 @function core.tie
 @local
@@ -166,7 +166,7 @@ static int tie(lua_State *L) {
 }
 
 /***
-Makes a request known, from now on until the function is called with the data; for
+Makes a request known, from now on until the function is called with the data. For
 hierlock's own Lua code.
 @function core.request
 @local

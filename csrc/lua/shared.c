@@ -1,5 +1,6 @@
 /*
- * shared.c - what each method of a manager or a handle begins with: checks, and what happened meanwhile.
+ * shared.c - what each method of a manager or a handle begins with: checks, and what happened
+ * meanwhile.
  */
 #include "hll.h"
 
@@ -66,8 +67,8 @@ int hll_manager_shared(lua_State *L, int n) {
   return n + 1;
 }
 
-/* Leaves on the stack a list of the handles that are lost or over and of which on_lost has not heard.
-   Returns how many; *in_use: one is in use, and cannot be judged yet. */
+/* Leaves on the stack a list of the handles that are lost or over and of which on_lost has not
+   heard. Returns how many; *in_use: one is in use, and cannot be judged yet. */
 static int losses_list(lua_State *L, int handles, bool *in_use) {
   int lost = handles + 1, n = 0;
   *in_use = false;
