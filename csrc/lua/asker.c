@@ -33,8 +33,8 @@ void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *opti
 
 #define STRANDS "hierlock.strands"
 
-/* A table in the registry: coroutine -> number, and the last number. An address would be that
-   of another one, some day. */
+/* The registry has a table: coroutine -> number, and the last number. Addresses would not do: Lua
+   may give a coroutine's address to a later one. */
 uint64_t hll_strand(lua_State *L, const hll_manager *self) {
   if (!self->own_handles && !self->check_order && !self->check_units) return 0;
   lua_getfield(L, LUA_REGISTRYINDEX, STRANDS);

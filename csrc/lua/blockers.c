@@ -1,5 +1,6 @@
 /*
- * blockers.c - who is in the way: holders as Lua tables, and the errors that name them.
+ * blockers.c - the holders in the way of a request: as Lua tables, and in the errors that name
+ * them.
  */
 #include "hll.h"
 
@@ -97,8 +98,8 @@ void hll_holders_register(lua_State *L) {
 
 /* ----------------------------------------------------------- acquiring */
 
-/* The node that an error is about: of the level whose row is missing, or of the
-   only target. Pushes it and returns its index; 0 where there is none. */
+/* Pushes the node that an error concerns, and returns its index. The node is the one whose row is
+   missing, else the only target. Returns 0 where the error concerns no single node. */
 static int push_concerned(lua_State *L, const hl_plan *plan, const hl_error *error) {
   size_t n = hl_plan_target_count(plan);
   hl_layout *layout = hl_plan_layout(plan);
@@ -119,15 +120,16 @@ static int push_concerned(lua_State *L, const hl_plan *plan, const hl_error *err
   return lua_gettop(L);
 }
 
-/* Processes that share host name and number, as in containers, are taken for one. */
+/* Returns whether the holder is this process. Takes processes that share host name and number, as
+   in containers, for one. */
 static bool is_this_process(const hl_holder *holder) {
   char host[sizeof holder->host] = "";
   (void)gethostname(host, sizeof host - 1);
   return holder->pid == (int64_t)getpid() && strcmp(holder->host, host) == 0;
 }
 
-/* Adds to the message who is in the way: the first of those who hold, else of those
-   who wait. `u1/a1 is held by billing (pid 4711 on db3, "nightly") for 12 s`. */
+/* Adds to the message a holder in the way; without holders, a waiter.
+   `u1/a1 is held by billing (pid 4711 on db3, "nightly") for 12 s`. */
 static void say_holder(hl_error *error, const hll_holders *found) {
   const hl_holder *holder = found->list;
   for (size_t i = 0; i < found->n && holder->waiting; i++)
@@ -145,7 +147,7 @@ static void say_holder(hl_error *error, const hll_holders *found) {
       (void)snprintf(remaining, sizeof remaining, ", and for %.*f s more",
                      holder->remaining_ms < 10000 ? 1 : 0, (double)holder->remaining_ms / 1000);
   }
-  /* Of a program of another kind nothing of that may be known. */
+  /* The store may know none of these of a program without hierlock. */
   bool known = holder->pid || holder->host[0] || holder->label[0];
   char text[2 * sizeof error->message], *message = error->message;
   (void)snprintf(text, sizeof text, "%s %s by %s%s%s%s%s%s%s%s%s",
@@ -155,11 +157,11 @@ static void say_holder(hl_error *error, const hll_holders *found) {
                  pid, holder->host, label, known ? ")" : "", since, remaining);
   size_t used = strlen(message);
   (void)snprintf(message + used, sizeof error->message - used, ": %s", text);
-  for (; *message; message++) /* a label has any bytes */
+  for (; *message; message++) /* a label may have any bytes */
     if ((unsigned char)*message < ' ') *message = ' ';
 }
 
-/* Adds to the message why they are not known: else none would seem to be in the way. */
+/* Adds to the message why the holders are not known: else none would seem to be in the way. */
 static void say_unknown(hl_error *error, const hll_holders *found) {
   size_t used = strlen(error->message);
   (void)snprintf(error->message + used, sizeof error->message - used,
@@ -168,7 +170,8 @@ static void say_unknown(hl_error *error, const hll_holders *found) {
 
 int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
                         const hll_holders *found) {
-  /* A circle that was found here, not by a server, says it all. */
+  /* When hierlock itself found the circle, the message has it all. So has a timeout with a reason.
+     */
   bool said = error->status == HL_DEADLOCK && !error->server_errno && !error->sqlstate[0];
   if (error->status == HL_TIMEOUT && error->reason[0]) said = true;
   if (found->n > 0 && !said)

@@ -1,6 +1,6 @@
 /*
- * compat.h - one source for Lua 5.1 to 5.5 and LuaJIT: what the older ones
- * lack, under our own prefix. A userdata has exactly one uservalue, always a
+ * compat.h - one source for Lua 5.1 to 5.5 and LuaJIT. The functions that older versions
+ * lack are here, under the prefix hll_. A userdata has exactly one uservalue, always a
  * table (in 5.1 it is the environment, which can be nothing else).
  */
 #ifndef HIERLOCK_LUA_COMPAT_H
@@ -9,9 +9,9 @@
 #include <lauxlib.h>
 #include <lua.h>
 
-/* In front of each userdata: where it is. luv hands a userdata to another thread's
-   Lua state as a copy of its bytes, with the metatable of the same name there: a second
-   owner of what has one. Such a copy is known by its address, and is none of ours. */
+/* Stands in front of each userdata, and notes its address. luv hands a userdata to another thread's
+   Lua state as a copy of its bytes, with that state's metatable of the same name. The copy would be
+   a second owner. The binding recognises the copy by its address, and rejects it. */
 typedef union hll_header {
   const void *self;
   double align; /* Lua aligns no better */
@@ -81,14 +81,14 @@ static inline void *hll_testudata(lua_State *L, int index, const char *name) {
   return header && header->self == header ? header + 1 : NULL;
 }
 
-/* What to call the value in an error, where a userdata of that name was wanted. */
+/* Returns a name for the value, for an error: a userdata of that name was wanted. */
 static inline const char *hll_typename(lua_State *L, int index, const char *name) {
   return hll_header_test(L, index, name) ? "one of another Lua state" : luaL_typename(L, index);
 }
 
-/* Whether the value is a number without a fraction that an id can be made of.
-   Where Lua tells integers from floats, a float is none; where it does not,
-   2^53 is the last whole number that is sure to be itself. */
+/* Returns whether the value is a number without a fraction, for an id. Where Lua tells integers
+   from floats, it rejects floats. Where Lua does not, 2^53 is the last whole number that is
+   sure to be itself. */
 static inline int hll_tointeger(lua_State *L, int index, long long *integer) {
 #if LUA_VERSION_NUM >= 503
   if (!lua_isinteger(L, index)) return 0;
@@ -102,10 +102,10 @@ static inline int hll_tointeger(lua_State *L, int index, long long *integer) {
 #endif
 }
 
-/* Tells the collector of memory that it does not see; KiB. Lua 5.4 and later call but few
-   finalizers a step, and falls behind a program that makes nothing but handles:
-   its heap grew by half every 500,000 of them. The others keep up. A collector
-   that the program has stopped stays stopped. */
+/* Tells the collector of memory that it does not see, in KiB. Lua 5.4 and later call only a few
+   finalizers in each step, and fall behind a program that makes nothing but handles: the heap
+   grew by half every 500,000 handles. Other versions keep up. The function does not start a
+   collector that the program has stopped. */
 static inline void hll_gc_account(lua_State *L, int kib) {
 #if LUA_VERSION_NUM >= 504
 #if LUA_VERSION_NUM >= 505

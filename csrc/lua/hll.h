@@ -151,8 +151,8 @@ typedef struct hll_pending {
   hll_trace *trace; /* or NULL */
 } hll_pending;
 
-/* Pushes an empty pending. The core's call fills in the handle at index, or works on that handle.
-   */
+/* Pushes an empty pending. The call fills in the handle at index, or works on that
+   handle. */
 hll_pending *hll_pending_push(lua_State *L, int shared, int handle);
 hll_pending *hll_pending_test(lua_State *L, int index);
 

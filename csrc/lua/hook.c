@@ -1,19 +1,19 @@
 /*
- * hook.c - what a manager's hooks hear of: on_wait, on_grant, on_timeout, on_error, on_release.
- * (on_lost is older; hll_losses_tell in manager.c.)
+ * hook.c - a manager's hooks: on_wait, on_grant, on_timeout, on_error, on_release.
+ * (on_lost is older; see hll_losses_tell in shared.c.)
  *
- * A trace is one call of which they hear. It is made when on_wait is called, and belongs to the
- * pending or the handle of the call; it has a table of Lua's, the event, that each hook gets. It
- * ends when the last hook that concerns it has been called:
+ * A trace is a call of which the hooks hear. hll_trace_begin makes it, and calls on_wait. The trace
+ * belongs to the call's pending or handle. Each hook gets the trace's event, a table of Lua's. A
+ * trace ends with the call of its last hook:
  *
  *     on_wait --.-- on_grant --- on_release      (of `extend`: on_grant is the last)
  *               |-- on_timeout
  *               '-- on_error
  *
  * Hooks run only in calls that the program makes into hierlock, in the Lua state that makes them:
- * never in another thread, nor in the collector, nor at the end of a request of nginx. What ends
- * there is queued, and told by the next call on the manager or one of its handles, as on_lost is.
- * A call that a hook makes is no trace: else a hook that locks would call itself.
+ * never in another thread, nor in the collector, nor at the end of a request of nginx. A trace that
+ * ends there is queued. The next call on the manager or one of its handles tells the hooks, as it
+ * tells on_lost. A call that a hook makes has no trace: else a hook that locks would call itself.
  *
  * Without hooks a manager has no traces, and an acquisition looks at two fields, no more.
  */
@@ -28,12 +28,12 @@
 #include <string.h>
 
 struct hll_trace {
-  hll_trace *next, **at; /* of its manager's live or ended ones */
+  hll_trace *next, **at; /* of its manager's live or ended traces */
   hll_trace **owner;     /* where the handle or the pending has it; NULL: it has none */
   hll_manager *manager;
   unsigned generation; /* of the process that made it: a child tells nothing of it */
-  int64_t granted;     /* hl__now_us; 0: it is not */
-  int64_t ended;       /* likewise; only once it is queued */
+  int64_t granted;     /* hl__now_us; 0: not granted */
+  int64_t ended;       /* hl__now_us, once it is queued */
   const char *by;      /* what ended it */
 };
 
@@ -75,7 +75,7 @@ static void owner_set(hll_trace *trace, hll_trace **owner) {
   if (owner) *owner = trace;
 }
 
-/* Its event stays in the table of events: see event_take. */
+/* Frees a trace. The table of events keeps its event: see event_take. */
 static void trace_free(hll_trace *trace) {
   owner_set(trace, NULL);
   list_remove(trace);
@@ -98,7 +98,8 @@ void hll_traces_drop(hll_manager *self) {
   list_drop(&self->ended);
 }
 
-/* To be told by a later call. Allocates nothing in Lua, as the collector calls it. */
+/* Queues the trace, for a later call to tell. The collector calls it, so it allocates nothing in
+   Lua. */
 static void queue(hll_trace *trace, const char *by) {
   owner_set(trace, NULL);
   trace->by = by;
@@ -117,7 +118,7 @@ void hll_trace_move(hll_trace **from, hll_trace **owner) {
   if (*from) owner_set(*from, owner);
 }
 
-/* Pushes the event, and forgets both. Allocates nothing. */
+/* Pushes the event, and forgets it and its trace. Allocates nothing. */
 static void event_take(lua_State *L, int shared, hll_trace *trace) {
   lua_getfield(L, shared, "events");
   lua_pushlightuserdata(L, trace);
@@ -139,7 +140,7 @@ void hll_trace_push(lua_State *L, int shared, hll_trace *trace) {
 /* -------------------------------------------------------------- telling */
 
 /* Calls the hook of that name, where there is one, with the n values on the top. Returns what
-   lua_pcall does; what it has raised is then on the top. */
+   lua_pcall does; the error that the hook has raised is then on the top. */
 static int tell(lua_State *L, int shared, hll_manager *self, const char *name, int n) {
   lua_getfield(L, shared, name);
   if (lua_isnil(L, -1)) {
@@ -159,7 +160,7 @@ static void set_seconds(lua_State *L, int event, const char *name, int64_t us) {
   lua_setfield(L, event, name);
 }
 
-/* on_error or on_timeout, with the event and the error on the top. */
+/* Calls on_error or on_timeout, with the event and the error on the top. */
 static int tell_failed(lua_State *L, int shared, hll_manager *self) {
   lua_getfield(L, -1, "code");
   const char *code = lua_tostring(L, -1);
@@ -168,7 +169,7 @@ static int tell_failed(lua_State *L, int shared, hll_manager *self) {
   return tell(L, shared, self, timeout ? "on_timeout" : "on_error", 2);
 }
 
-/* The last hook of a trace that has ended. */
+/* Calls the last hook of a trace that has ended. */
 static int tell_ended(lua_State *L, int shared, hll_trace *trace) {
   hll_manager *self = trace->manager;
   bool granted = trace->granted != 0;
@@ -251,11 +252,11 @@ void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *ca
   trace->manager = self;
   trace->generation = hl__fork_generation();
   list_add(trace, &self->traces);
-  if (*owner) queue(*owner, NULL); /* of a call that an error of Lua's has left */
+  if (*owner) queue(*owner, NULL); /* of a call that ended by an error of Lua's */
   owner_set(trace, owner);
   lua_pushlightuserdata(L, trace);
   lua_pushvalue(L, event);
-  lua_rawset(L, -3); /* should it raise, nothing is told of the trace */
+  lua_rawset(L, -3); /* should it raise, no hook hears of the trace */
   lua_settop(L, event);
   if (!tell(L, shared, self, "on_wait", 1)) return;
   if (*owner) { /* else the manager was closed */
@@ -267,7 +268,7 @@ void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *ca
 
 /* --------------------------------------------------------------- outcomes */
 
-/* What is known once it is granted; the event is on the top. */
+/* Sets the event's fields of the grant; the event is on the top. */
 static void set_grant(lua_State *L, int handle) {
   const hl_lock *lock = hll_handle_test(L, handle)->lock;
   int64_t waited = hl_lock_waited(lock);

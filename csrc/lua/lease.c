@@ -30,17 +30,17 @@ static int to_lease_option(lua_State *L, const char *name, void *context) {
 */
 
 /***
-Lets a lease end so many seconds from now, sooner or later than before. Blocks for a
-round trip. Works also when its time was up already: then it says whether anybody has had its
-nodes meanwhile.
+Sets the time at which a lease ends, sooner or later than before. Blocks for a
+round trip. Works also after the lease's
+time is up: the answer then says whether another program has had its nodes meanwhile.
 @function handle:refresh
-@number[opt] ttl seconds; by default those that it was acquired with
-@treturn[1] boolean true: it was unbroken
+@number[opt] ttl seconds from now. The default is the `ttl` of the acquisition
+@treturn[1] boolean true: the lease was unbroken
 @return[2] nil
-@return[2] err `lost`: somebody has taken its nodes, imported or revoked it
-  (`err.revoked_by`, `err.reason`), or the new time was up before the store had answered;
-  `released`; `unsupported`: it is a session lock; `timeout`, `connection`, `store`: it was not
-  refreshed, and nobody knows
+@return[2] err `lost`: another program has taken its nodes, imported it or revoked it.
+  `err.revoked_by` and `err.reason` tell of a revocation. Or the new time was up before the store
+  had answered. `released`. `unsupported`: the handle has a session lock. `timeout`, `connection`,
+  `store`: the call failed, and the store may have refreshed the lease or not
 */
 int hll_handle_refresh(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
@@ -56,8 +56,8 @@ int hll_handle_refresh(lua_State *L) {
 }
 
 /***
-Makes a lease of a session lock, with no moment in between in which others could have
-it. Its token stays. Blocks for a round trip.
+Makes a lease of a session lock. No other program can take the lock in between. The token stays.
+Blocks for a round trip.
 @function handle:to_lease
 @tparam table options an unknown name raises
 @number options.ttl seconds from now
@@ -67,8 +67,8 @@ it. Its token stays. Blocks for a round trip.
 @string[opt] options.label shown to observers
 @treturn[1] boolean true
 @return[2] nil
-@return[2] err `unsupported`: it is one already, or the store has none; `lost`, `released`; after
-  anything else it is the session lock that it was
+@return[2] err `unsupported`: the handle has a lease already, or the store has no leases. `lost`,
+  `released`: the handle holds nothing. After other failures the handle keeps its session lock
 */
 int hll_handle_to_lease(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
@@ -85,21 +85,22 @@ int hll_handle_to_lease(lua_State *L) {
   return hll_handle_answer(L, place, status, &error);
 }
 
-/* (text in C, handle): pushes it as a string. */
+/* (text in C, handle): pushes the text as a string. */
 static int push_text(lua_State *L) {
   lua_pushstring(L, lua_touserdata(L, 1));
   return 1;
 }
 
 /***
-A text with which another process, or this one, takes the lease over: `manager:import`. It
-is printable. Who has it has the lock: keep it where only the program reads it, as in a
-session of the server's. The lease goes on, and ends when its time is up; the handle is `released`.
-Does not block. Where `on_release` raises, nothing was exported, and the handle has the lease still.
+Returns a printable text. With the text another process, or this one, takes the lease over by
+`manager:import`. A program that has the text has the lock: keep the text where only the program
+reads it, such as a session of a web server. The lease goes on, and ends when its time is up. The
+handle is `released`. Does not block. Where `on_release` raises, nothing was exported, and the
+handle keeps the lease.
 @function handle:export
 @treturn[1] string
 @return[2] nil
-@return[2] err `lost`, `released`; `unsupported`: it is a session lock
+@return[2] err `lost`, `released`; `unsupported`: the handle has a session lock
 */
 int hll_handle_export(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
@@ -132,19 +133,19 @@ int hll_handle_export(lua_State *L) {
 */
 
 /***
-Takes over a lease that `handle:export` has made a text of, and refreshes it. Of two imports
-of one text the later wins, and the handle of the earlier is `lost`. Blocks for a round
-trip.
+Takes over a lease from the text that `handle:export` returned, and refreshes it. When two callers
+import the same text, the later import wins, and the handle of the earlier import is `lost`. Blocks
+for a round trip.
 @function manager:import
-@string text what `handle:export` returned; anything else does no harm
+@string text from `handle:export`. Other texts do no harm
 @tparam[opt] table options an unknown name raises
-@number[opt] options.ttl seconds from now; by default those that it was acquired with
+@number[opt] options.ttl seconds from now. The default is the `ttl` of the acquisition
 @bool[opt=false] options.auto_refresh as for `manager:acquire`
 @bool[opt=true] options.auto_release as for `manager:acquire`
 @treturn[1] handle
 @return[2] nil
-@return[2] err `lost`: it is not there any more; `mismatch`: the text is damaged, or of another
-  tree; as from `manager:acquire`
+@return[2] err `lost`: the lease has ended. `mismatch`: the text is damaged, or of another
+  tree. Other codes as from `manager:acquire`
 */
 int hll_manager_import(lua_State *L) {
   hl_options options = HL_OPTIONS_INIT;
@@ -161,7 +162,7 @@ int hll_manager_import(lua_State *L) {
   hll_trace **trace = pending ? &pending->trace : &handle->trace;
   if (lua_type(L, 2) != LUA_TSTRING)
     hll_misuse(L, "text must be a string, not %s", luaL_typename(L, 2));
-  hll_options(L, 3, import_option, &options); /* so that what is wrong raises */
+  hll_options(L, 3, import_option, &options); /* so that wrong options raise */
   if (self->hooks) hll_trace_begin(L, shared, self, "import", 3, NULL, trace);
   lua_settop(L, top);
   hl_manager *manager = hll_manager_still_open(L, self);
@@ -214,19 +215,18 @@ static void filter_read(lua_State *L, hll_plan *borrowed, hl_manager *manager, f
 }
 
 /***
-The leases of the space whose time is not up, or, if you want, of all. Costs the store more than a
-lock does.
+Lists the space's leases whose time is not up. Costs the store more than a lock does.
 @function manager:leases
-@tparam[opt] table filter all that is given must hold
+@tparam[opt] table filter selects the leases for which all its fields hold
 @string[opt] filter.owner
 @string[opt] filter.id
-@tparam[opt] table filter.target as for `manager:acquire`: those that keep others from locking it
-  exclusively: of the node, of its ancestors, and of what is below it; and, once in ten million,
-  of a stranger in the same bucket
-@bool[opt=false] filter.over also those whose time is up, and which a refresh would have back: their
-  `remaining` is 0
-@treturn[1] {table,...} for each its `id`, `owner`, `path`, `mode`, `since` (Unix time of the
-  grant), `remaining` (seconds), `application`, `host`, `pid`, `kind` and, where there is one,
+@tparam[opt] table filter.target as for `manager:acquire`. Selects the leases that keep others from
+  locking the target exclusively: leases of the node, of its ancestors and of its descendants. About
+  once in ten million a stranger in the same bucket is listed, too
+@bool[opt=false] filter.over also lists leases whose time is up, if a refresh would have them back.
+  Their `remaining` is 0
+@treturn[1] {table,...} for each lease its `id`, `owner`, `path`, `mode`, `since` (Unix time of the
+  grant), `remaining` (seconds), `application`, `host`, `pid`, `kind` and, where the lease has one,
   `label`
 @return[2] nil
 @return[2] err `unsupported`, `timeout`, `connection`, `store`
@@ -264,15 +264,15 @@ static int revoke_option(lua_State *L, const char *name, void *context) {
 }
 
 /***
-Ends leases, whoever holds them; what they lock is free at once. Also those whose time is up,
-which a refresh would have back as long as nobody has wanted what they lock. The next call of each
-of their holders is `nil, err` with code `lost`, `err.revoked_by` and `err.reason`.
+Ends leases of any holder. Their nodes are free at once. Also ends leases whose time is up, if a
+refresh would have them back. Each holder's next call returns `nil, err` with code `lost`,
+`err.revoked_by` and `err.reason`.
 @function manager:revoke
-@tparam table filter as for `manager:leases`; one of them must be given
+@tparam table filter as for `manager:leases`, with at least one field
 @tparam[opt] table options an unknown name raises
-@string[opt] options.by who does it, at most 63 bytes
+@string[opt] options.by the name of the caller, at most 63 bytes
 @string[opt] options.reason why, at most 127 bytes
-@treturn[1] integer how many
+@treturn[1] integer number of leases that the call ended
 @return[2] nil
 @return[2] err `unsupported`, `timeout`, `connection`, `store`
 */

@@ -4,15 +4,15 @@
  * connects to it, and a thread that ends a pending writes the pending's number to the
  * other end: eight hexadecimal digits.
  *
- * The listening socket has a name in a directory of mode 0700, for the moment until the loop has
- * connected. Both are removed then.
+ * The listening socket has a name in a directory of mode 0700, until the loop has
+ * connected. Then the notifier removes both.
  *
- * Each Lua state has a notifier of its own: with `lua_code_cache off` nginx makes one for each
+ * Each Lua state has a notifier of its own: with `lua_code_cache off` nginx makes a state for each
  * request.
  *
- * Writing never blocks. When the socket is full because the loop is busy, the number is
- * dropped and `missed` is set: the reader then looks at all pendings. He will, since
- * a full socket has something to read.
+ * Writing never blocks. When the socket is full because the loop is busy, the thread drops
+ * the number and sets `missed`. A full socket has something to read, so the loop reads, and then
+ * looks at all pendings.
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -33,12 +33,12 @@ struct notifier {
   uint32_t id;
   pid_t process; /* that made it: a forked child makes its own */
   int listener;
-  int writer; /* our end of the loop's connection; -1: the loop has none */
+  int writer; /* this end of the loop's connection; -1: the loop has none */
   bool missed;
   struct sockaddr_un address; /* of the listener; "" once its name is removed */
 };
 
-/* The mutex is taken after all those of mutex.h. */
+/* A thread locks this mutex after the mutexes of mutex.h. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static notifier *notifiers;
 static uint32_t last_id;
@@ -72,7 +72,7 @@ static void name_remove(notifier *self) {
   path[0] = '\0';
 }
 
-/* What a parent has made is not the child's to remove. */
+/* Closes the listener, and removes its name. A child leaves its parent's name alone. */
 static void listener_end(notifier *self) {
   discard(&self->listener);
   if (self->process == getpid()) name_remove(self);
@@ -110,13 +110,13 @@ static int notifier_gc(lua_State *L) {
   return 0;
 }
 
-/* The state's own. */
+/* Returns the state's notifier, and makes it at first use. */
 static notifier *notifier_of(lua_State *L) {
   lua_pushlightuserdata(L, (void *)&key);
   lua_rawget(L, LUA_REGISTRYINDEX);
   notifier *self = lua_touserdata(L, -1);
   if (!self) {
-    self = lua_newuserdata(L, sizeof *self); /* nobody but the registry has it */
+    self = lua_newuserdata(L, sizeof *self); /* only the registry has it */
     *self = (notifier){.listener = -1, .writer = -1};
     lua_createtable(L, 0, 1);
     lua_pushcfunction(L, notifier_gc);
@@ -140,7 +140,7 @@ static notifier *notifier_of(lua_State *L) {
 }
 
 /***
-The address to which the event loop is to connect. For hierlock's own Lua code, as
+Returns the address to which the event loop is to connect. For hierlock's own Lua code, as
 all functions of the notifier.
 @function core.notifier_address
 @local
@@ -161,7 +161,7 @@ static int address(lua_State *L) {
 }
 
 /***
-Accepts the loop's connection. An earlier one is closed.
+Accepts the loop's connection, and closes an earlier one.
 @function core.notifier_answer
 @local
 @treturn[1] boolean true
@@ -200,7 +200,7 @@ static int end(lua_State *L) {
 }
 
 /***
-Whether a number has been dropped since the last call.
+Says whether a thread has dropped a number since the last call.
 @function core.notifier_missed
 @local
 @treturn boolean
@@ -215,8 +215,8 @@ static int missed(lua_State *L) {
   return 1;
 }
 
-/* Called by the thread that ends the pending. Above: the notifier's id; its state may have ended.
-   */
+/* The thread that ends the pending calls it. The number's upper half is the notifier's id; its
+   state may have ended. */
 static void ring(uint64_t number) {
   char digits[9];
   (void)snprintf(digits, sizeof digits, "%08x", (unsigned)number);
@@ -230,7 +230,7 @@ static void ring(uint64_t number) {
 
 /***
 Writes the number to the loop when the pending is done. While the loop is not connected
-nothing is written: once connected, it looks at all pendings first.
+the thread writes nothing. Once connected, the loop first looks at all pendings.
 @function core.notifier_watch
 @local
 @param pending

@@ -1,7 +1,6 @@
 /*
- * options.c - option tables. A name that nobody knows raises: a misspelt
- * option that is silently ignored is how programs run without a limit for
- * years.
+ * options.c - option tables. An unknown name raises: if a misspelt option were silently ignored,
+ * a program might run without a limit for years.
  */
 #include "hll.h"
 

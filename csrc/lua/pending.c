@@ -1,10 +1,10 @@
 /*
- * pending.c - class hierlock.pending: an acquisition that was started and is not
- * waited for. A pending's uservalue is a table:
- *     [1] the table that the manager's handles share
- *     [2] the handle that it will fill in: made first, so that taking the lock
- *         allocates nothing
- *     [3] cqueues.cancel, once cqueues has polled it
+ * pending.c - class hierlock.pending: a call that the program has started without waiting for it.
+ * A pending's uservalue is a table:
+ *     [1] The table that the manager's handles share.
+ *     [2] The handle that an acquisition will fill in, made first, so that the grant
+ *         allocates nothing. For other calls it is the handle on which they work.
+ *     [3] `cqueues.cancel`, once cqueues has polled the pending.
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -18,14 +18,15 @@ static hll_pending *pending_check(lua_State *L) {
 /* ------------------------------------------------------------- methods */
 
 /***
-An acquisition that `manager:start` has started. It goes on by itself, in threads of
-the library's own; none while it waits behind another request of the same manager. When
-it is collected or closed (`local pending <close>`, Lua 5.4) it is cancelled.
+An acquisition that `manager:start` or `manager:start_any` has started. A program's `loop` also gets
+pendings of other calls. The library's threads carry the call on. A
+request that waits behind another request of the same manager occupies no thread. When the
+pending is collected or closed (`local pending <close>`, Lua 5.4), the call is cancelled.
 @type pending
 */
 
 /***
-Whether it is done: granted, failed or cancelled. Then `wait` returns at once.
+Says whether the call is done: granted, failed or cancelled. Then `wait` returns at once.
 @function pending:done
 @treturn boolean
 */
@@ -36,8 +37,8 @@ static int pending_done(lua_State *L) {
 }
 
 /***
-A descriptor that becomes readable when it is done, and stays so. To be polled; not
-to be read or closed. It lives as long as the pending.
+Returns a descriptor that becomes readable when the call is done, and stays readable. Poll it, but
+do not read or close it. The descriptor lives as long as the pending.
 @function pending:fd
 @treturn[1] integer
 @return[2] nil
@@ -54,15 +55,14 @@ static int pending_fd(lua_State *L) {
 }
 
 /***
-Waits, blocking, until it is done, and returns what `acquire` would have returned;
-once.
+Blocks until the call is done, and returns the call's result. Returns the result only once.
 @function pending:wait
-@tparam[opt] number seconds at most; by default as long as it takes. When they
-  have passed, `timeout`: it goes on, and can be waited for again
+@tparam[opt] number seconds at most; by default as long as the call takes. When they
+  have passed, `wait` returns `timeout`. The call goes on, and the program can wait again
 @treturn[1] handle
 @return[2] nil
 @return[2] err as from `acquire`; `cancelled`
-@raise when it has given its result already
+@raise when the pending has given its result already
 */
 int hll_pending_wait(lua_State *L) {
   hll_pending *self = pending_check(L);
@@ -115,8 +115,8 @@ int hll_pending_wait(lua_State *L) {
 }
 
 /***
-Ends the wait, in the store too. A lock that has been granted and not yet been
-taken by `wait` is released. `wait` returns `cancelled`. Does not block.
+Ends the wait, in the store too. Releases a lock that the store has granted, if `wait` has not
+returned it yet. `wait` returns `cancelled` then. Does not block.
 @function pending:cancel
 @treturn boolean true
 */
@@ -133,7 +133,7 @@ static int pending_cancel(lua_State *L) {
 }
 
 /***
-What `cqueues.poll` asks an object: the descriptor that it is to poll.
+Tells `cqueues.poll` which descriptor to poll.
 @function pending:pollfd
 @treturn integer
 */
@@ -156,7 +156,7 @@ static int pending_pollfd(lua_State *L) {
 }
 
 /***
-What `cqueues.poll` asks an object: for which events.
+Tells `cqueues.poll` for which events to poll.
 @function pending:events
 @treturn string `"r"`
 */
@@ -167,7 +167,7 @@ static int pending_events(lua_State *L) {
 }
 
 /***
-What `cqueues.poll` asks an object: how long to poll; nil: as long as it takes.
+Tells `cqueues.poll` how long to poll. Nil sets no limit.
 @function pending:timeout
 @treturn nil
 */
@@ -179,9 +179,9 @@ static int pending_timeout(lua_State *L) {
 
 /* --------------------------------------------------------- metamethods */
 
-/* A controller keeps in mind for which descriptors it has asked the kernel. It must
-   forget one before that is closed: it would take the next file of the same
-   number for it, and wait for ever. Allocates nothing. */
+/* Makes cqueues forget the pending's descriptor before it is closed. A controller notes the
+   descriptors of which it has told the kernel. If it kept this one, it would take the next file of
+   the same number for it, and wait for ever. Allocates nothing. */
 static void cqueues_forget(lua_State *L, hl_pending *pending) {
   hl_error error;
   hll_getuservalue(L, 1);
@@ -240,7 +240,7 @@ void hll_pending_register(lua_State *L) {
   lua_pop(L, 1);
 }
 
-/* Whether the method is to start its call instead of waiting for it. */
+/* Returns whether the method is to start its call instead of waiting for it. */
 bool hll_starts(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0; }
 
 int hll_handle_pending(lua_State *L) {

@@ -27,13 +27,14 @@ Made by `hierlock.plan`. Touches no store, and never blocks.
 */
 
 /***
-The rows in locking order, each once, in the strongest mode that any target needs.
+Lists the rows in locking order, each once, in the strongest mode that any target needs.
 @function plan:rows
-@treturn {table,...} of each its `level` (0 at the root; of an update row 128 more), `bucket` and
-  `mode`: `{{level=0, bucket=3142546, mode="shared"}, ...}`. Of `manager:plan`, on a store without
-  buckets, where `bucket` is a hash of 60 bits and may be too large for a number of this Lua, also
-  two strings that have it: `key`, the decimal number of PostgreSQL's advisory locks and SQLite's
-  rows, and `node`, in which Redis' keys end
+@treturn {table,...} for each row its `level`, `bucket` and `mode`:
+  `{{level=0, bucket=3142546, mode="shared"}, ...}`. The root's level is 0. An update row's level
+  is 128 more than its node's. In a plan of `manager:plan`, on a store without buckets,
+  `bucket` is a hash of 60 bits, which may be too large for a number of this Lua. So each row has it
+  in two strings, too: `key` is the decimal number of PostgreSQL's advisory locks and SQLite's rows.
+  `node` is the end of Redis' keys
 */
 static int plan_rows(lua_State *L) {
   size_t n;
@@ -65,10 +66,10 @@ static int plan_rows(lua_State *L) {
 }
 
 /***
-The tree that it is of.
+Describes the tree to which the plan's nodes belong.
 @function plan:layout
-@treturn table `levels`, their names from the root, and `buckets` of each; nil where the store has
-  none, and each node a key of its own
+@treturn table `levels`, their names from the root, and `buckets` of each level. Without `buckets`
+  each node has a key of its own
 */
 static int plan_layout(lua_State *L) {
   hl_layout *layout = hl_plan_layout(plan_check(L)->plan);
@@ -94,19 +95,19 @@ static bool is_identifier(const char *s) {
 }
 
 /***
-The one statement that locks the rows, for a transaction of the caller's own in READ
-COMMITTED. Count the rows that it returns, and ask `plan:verify`: a missing row locks
-nothing. After an error other than 1213 the first rows may be locked: roll back. That
-the server excludes (no replica, no cluster), nobody has looked at.
+Returns the statement that locks the rows, for a transaction of the caller's own in READ
+COMMITTED. Count the rows that the statement returns, and call `plan:verify`: a missing row locks
+nothing. After an error other than 1213 the first rows may be locked: roll back. The plan does not
+check that the server excludes (no replica, no cluster).
 @function plan:sql
 @string dialect `"mysql"`, `"mariadb"` or `"postgresql"`. PostgreSQL has no table and
-  no buckets: there the statement takes advisory locks, whose keys the targets alone
-  decide, and nothing can be missing
+  no buckets: there the statement takes advisory locks. The targets alone decide the keys, and no
+  row can be missing
 @string[opt="hier_lock_buckets"] table a plain name
-@bool[opt=false] leases the space has leases (MySQL, MariaDB). The statement then locks the roots'
-  gates, too, and `plan:verify` fails where there may be leases below one of them: it cannot look at
-  them
-@treturn string a SELECT with one row for each row of the plan, and with `leases` for each gate
+@bool[opt=false] leases whether the space has leases (MySQL, MariaDB). The statement then locks the
+  roots' gates, too. The statement cannot look at leases. So `plan:verify` fails where a gate shows
+  that there may be leases below its root
+@treturn string a SELECT with a row for each row of the plan, and with `leases` for each gate
 */
 static int plan_sql(lua_State *L) {
   (void)plan_check(L);
@@ -128,7 +129,7 @@ static int plan_sql(lua_State *L) {
     hll_misuse(L, "leases must be a boolean, not %s", luaL_typename(L, 4));
   if (leased && dialect == HL_POSTGRESQL)
     hll_misuse(L, "leases are looked at on MySQL and MariaDB only");
-  hll_plan *text = hll_plan_push(L); /* which frees it, should Lua raise */
+  hll_plan *text = hll_plan_push(L); /* its finalizer frees the text if Lua raises */
   hll_plan *self = plan_check(L);
   self->gates = 0;
   text->sql = leased ? hl_plan_sql_leased(self->plan, dialect, table, &self->gates)
@@ -141,10 +142,9 @@ static int plan_sql(lua_State *L) {
 }
 
 /***
-Whether nothing was missing: whether the statement returned as many rows as the plan
-has.
+Says whether the statement returned all rows that it should lock.
 @function plan:verify
-@int n number of rows that came back
+@int n number of rows that the statement returned
 @treturn[1] boolean true
 @return[2] nil
 @return[2] err `not_provisioned`
@@ -224,8 +224,8 @@ static int plan_option(lua_State *L, const char *name, void *context) {
 */
 
 /***
-Makes a plan: the rows that targets need, without any store. For programs that lock
-them in a transaction of their own.
+Makes a plan: the rows that targets need, without any store. Programs use it to lock
+the rows in a transaction of their own.
 @function hierlock.plan
 @tparam {table,...} targets at least one, each as for `manager:acquire`
 @tparam[opt] table options an unknown name raises

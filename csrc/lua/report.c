@@ -1,8 +1,8 @@
 /*
- * report.c - what a manager has to say of how its program uses it: handles that only the
- * collector has released, locks that are taken in changing orders. Noted wherever it is found
- * out, a finalizer included, and told at the next call into hierlock: to stderr, or to a
- * function of the program's.
+ * report.c - a manager's reports on its program: handles that only the collector has released, and
+ * locks that the program takes in changing orders. A function that finds a fault, perhaps a
+ * finalizer, notes a report. The next call into hierlock writes it to stderr, or passes it to a
+ * function of the program's. A report on order that goes to stderr does not wait for the next call.
  */
 #include "hll.h"
 
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of what a program that never calls again would leave behind. */
+/* A manager keeps at most so many reports, as its program may never call hierlock again. */
 #define REPORTS_MAX 1000
 
 struct hll_report {
@@ -25,7 +25,7 @@ static const char *option_of(bool order) { return order ? "check_order" : "warn_
 
 static void report_print(const char *text) { (void)fprintf(stderr, "hierlock: %s\n", text); }
 
-/* Allocates nothing in Lua. */
+/* Notes a report, for the next call. Allocates nothing in Lua. */
 static void report_add(hll_manager *self, bool order, const char *text) {
   size_t size = strlen(text) + 1;
   hll_report *report = malloc(sizeof *report + size);
@@ -62,7 +62,7 @@ void hll_order_check(lua_State *L, hll_manager *self, const hl_plan *plan, hl_op
   } else if (!self->check_order || !hl_order_check(self->manager, plan, options, report)) {
     return;
   }
-  /* At once, where that runs no Lua: this very call may be the one that waits. */
+  /* Prints at once, as this runs no Lua: this very call may be about to wait. */
   if (self->prints_order)
     report_print(report);
   else
@@ -86,7 +86,7 @@ void hll_reports_tell(lua_State *L, int shared, hll_manager *self) {
 }
 
 void hll_reports_end(hll_manager *self) {
-  /* Nobody will be called any more, and nothing is waited for. */
+  /* No call will follow, and this one waits for nothing. */
   struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
   while (self->reports) {
     hll_report *report = self->reports;

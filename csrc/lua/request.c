@@ -1,18 +1,18 @@
 /*
  * request.c - handles and pendings that live as long as a request of the program's host,
- * such as nginx. Neither the collector nor the host does that by itself:
+ * such as nginx. The collector alone would release them at a wrong time:
  *
  *   too soon   A handle is a local variable of one phase, and the next phase works on
- *              under its lock. So a handle is anchored: a table of Lua's keeps it from the
- *              collector until it is released, or the request ends.
- *   too late   The host drops the coroutine of a request that is aborted without a word
- *              to it, and the collector would come too late for what it had locked. So
- *              handles and pendings are tied to the request, too: at its end, however it
- *              ends, the host calls a C function of ours (see lua/hierlock/loop/ngx.lua),
- *              which releases and cancels what is still there. That function calls no
- *              Lua, and nothing that blocks; the anchors go with the next call of ours.
+ *              under the handle's lock. So a handle is anchored: a table of Lua's keeps it from
+ *              the collector until the program releases it, or the request ends.
+ *   too late   The host drops the coroutine of an aborted request without a word to it. The
+ *              collector would release this coroutine's locks too late. So handles and pendings are
+ *              tied to the request, too. However the request ends, the host then calls request_end
+ *              (see lua/hierlock/loop/ngx.lua), which releases the handles and cancels the
+ *              pendings that are left. This function calls no Lua, and does not block. A
+ *              later call into this file drops the anchors.
  *
- * All this is of one thread: the host's, which runs Lua, too.
+ * All this runs in one thread: the host's, which runs Lua, too.
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -24,24 +24,24 @@
 
 typedef struct request request;
 struct request {
-  uintptr_t id; /* its address in the host */
+  uintptr_t id; /* the request's address in the host */
   request *next;
   hll_tied *first;
-  double number;     /* never used again, as an address may be */
-  unsigned anchored; /* handles, and as many as may be before a look for released ones */
+  double number;     /* never used again; an address may be */
+  unsigned anchored; /* handles; and how many there may be before prune */
   unsigned limit;
 };
 
-/* Those that live and have acquired anything; by id. */
+/* Requests that core.request has made known and that have not ended; by id. */
 #define CHAINS 256
 static request *requests[CHAINS];
-/* Those that have ended, and whose anchors are still there. */
+/* Requests that have ended, whose anchors are still there. */
 static request *ended;
 
-/* Anchors that are never looked at. */
+/* With so few anchors, no call looks for released handles. */
 #define LIMIT_LEAST 16
 
-/* In the registry: number of a request -> its handles, as keys. */
+/* In the registry: number of a request -> the request's handles, as keys. */
 #define ANCHORS "hierlock.anchors"
 
 static request **chain(uintptr_t id) { return &requests[(id >> 6 ^ id >> 14) % CHAINS]; }
@@ -61,7 +61,7 @@ static void pending_end(hll_tied *tied) {
 
 /* ------------------------------------------------------------- anchors */
 
-/* Drops those of the requests that have ended; the table of anchors is on the top.
+/* Drops the anchors of requests that have ended; the table of anchors is on the top.
    Allocates nothing. */
 static void sweep(lua_State *L) {
   while (ended) {
@@ -71,7 +71,7 @@ static void sweep(lua_State *L) {
     free(self);
     lua_pushnumber(L, (lua_Number)number);
     lua_rawget(L, -2);
-    bool anchored = !lua_isnil(L, -1); /* else a key would be made, of memory */
+    bool anchored = !lua_isnil(L, -1); /* else the assignment would allocate a key */
     lua_pop(L, 1);
     if (!anchored) continue;
     lua_pushnumber(L, (lua_Number)number);
@@ -80,8 +80,8 @@ static void sweep(lua_State *L) {
   }
 }
 
-/* Drops those that have been released; the request's handles are on the top. One that
-   was lost stays, as on_lost may not have been told of it. */
+/* Drops the anchors of released handles; the request's handles are on the top. A lost handle
+   stays, as on_lost may not have heard of it. */
 static void prune(lua_State *L, request *self) {
   self->anchored = 0;
   for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
@@ -98,7 +98,7 @@ static void prune(lua_State *L, request *self) {
   if (self->limit < LIMIT_LEAST) self->limit = LIMIT_LEAST;
 }
 
-/* The handle at index; the table of anchors is on the top. */
+/* Anchors the handle at index; the table of anchors is on the top. */
 static void anchor(lua_State *L, int index, request *self) {
   lua_pushnumber(L, (lua_Number)self->number);
   lua_rawget(L, -2);
@@ -118,7 +118,7 @@ static void anchor(lua_State *L, int index, request *self) {
 
 /* ------------------------------------------------------------ requests */
 
-/* The host calls it when the request has ended. */
+/* Releases and cancels all that is tied to a request. The host calls it at the request's end. */
 static void request_end(void *data) {
   request *self = data;
   request **at = chain(self->id);
@@ -141,7 +141,7 @@ Ties a handle or a pending to a request, and anchors a handle. For hierlock's ow
 code.
 @function core.tie
 @local
-@param object a handle or a pending; anything else is left alone
+@param object a handle or a pending; other values are left alone
 @number id the request's address
 @treturn boolean whether the request is known, see `core.request`
 */
@@ -166,11 +166,11 @@ static int tie(lua_State *L) {
 }
 
 /***
-Makes a request known, from now on until the function is called with the data. For
+Makes a request known, until the host calls the function with the data. For
 hierlock's own Lua code.
 @function core.request
 @local
-@number id its address; not one of a request that is known
+@number id the request's address; no known request has it
 @return the address of the function
 @return the address of the data
 */

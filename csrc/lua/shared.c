@@ -1,6 +1,6 @@
 /*
- * shared.c - what each method of a manager or a handle begins with: checks, and what happened
- * meanwhile.
+ * shared.c - the checks with which each method of a manager or a handle begins, and the news of
+ * lost locks that it tells.
  */
 #include "hll.h"
 
@@ -23,7 +23,7 @@ void hll_manager_account(lua_State *L, hll_manager *self) {
 hll_handle *hll_handle_watch(lua_State *L, int shared) {
   hll_handle *self = hll_handle_push(L, shared);
   lua_getfield(L, shared, "handles");
-  if (lua_istable(L, -1)) { /* somebody wants to hear of its loss */
+  if (lua_istable(L, -1)) { /* the program wants to hear of its loss */
     lua_pushvalue(L, -2);
     lua_pushboolean(L, 1);
     lua_rawset(L, -3);
@@ -67,8 +67,8 @@ int hll_manager_shared(lua_State *L, int n) {
   return n + 1;
 }
 
-/* Leaves on the stack a list of the handles that are lost or over and of which on_lost has not
-   heard. Returns how many; *in_use: one is in use, and cannot be judged yet. */
+/* Pushes a list of the handles that are lost or over, and of which on_lost has not heard. Returns
+   their number. Sets *in_use when a call is using a handle, which cannot be judged yet. */
 static int losses_list(lua_State *L, int handles, bool *in_use) {
   int lost = handles + 1, n = 0;
   *in_use = false;

@@ -5,8 +5,7 @@
  *     {user="u1", account="a1", resources={"r1", "r2"}}
  *     {"u1", "a1", "r1"}
  *
- * each with a `mode` if it wants one. Tables are read raw: no code of the
- * caller's runs in between.
+ * Each may have a `mode`. Tables are read raw: no code of the caller's runs in between.
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -38,7 +37,7 @@ hl_id hll_id(lua_State *L, int index, const char *level, char room[24]) {
   return id;
 }
 
-/* What has been read of one target. */
+/* The fields of a target that have been read so far. */
 typedef struct reading {
   hl_plan *plan;
   hl_layout *layout;
@@ -52,14 +51,14 @@ typedef struct reading {
   bool mode_given;
 } reading;
 
-/* Whether name is the deepest level's name with an "s": "resources". */
+/* Returns whether name is the deepest level's name with an "s": "resources". */
 static int names_list(const hl_layout *layout, const char *name) {
   const char *deepest = hl_layout_name(layout, hl_layout_levels(layout) - 1);
   size_t n = strlen(deepest);
   return strncmp(name, deepest, n) == 0 && strcmp(name + n, "s") == 0;
 }
 
-/* One field: its key at -2, its value at -1. */
+/* Reads a field: its key at -2, its value at -1. */
 static void read_field(lua_State *L, reading *r) {
   unsigned levels = hl_layout_levels(r->layout);
   long long position = 0;
@@ -103,7 +102,7 @@ static void add(lua_State *L, const reading *r, unsigned n) {
     (void)hll_failure(L, &error, 0);
 }
 
-/* Each id of the list at index, below the ancestors that have been read. */
+/* Adds each id of the list at index, below the ancestors that have been read. */
 static void add_list(lua_State *L, int index, reading *r) {
   unsigned level = hl_layout_levels(r->layout) - 1;
   size_t n = hll_rawlen(L, index);
