@@ -10,8 +10,8 @@
 #include <lua.h>
 
 /* Stands in front of each userdata, and notes its address. luv hands a userdata to another thread's
-   Lua state as a copy of its bytes, with that state's metatable of the same name. The copy would be
-   a second owner. The binding recognises the copy by its address, and rejects it. */
+   Lua state as a copy of its bytes, with that state's metatable. The copy would be a second owner.
+   The binding recognises the copy by its address, and rejects it. */
 typedef union hll_header {
   const void *self;
   double align; /* Lua aligns no better */

@@ -163,8 +163,8 @@ Codes, and whether the same call may succeed later:
   can be started</td></tr>
 <tr><td>`connection`</td><td>yes, unless the server refused user or
   password</td><td>the store cannot be reached or logged in to</td></tr>
-<tr><td>`lost`</td><td>yes</td><td>the handle lost the lock while it held it. A lease is lost when
-  its time is up, or when another program has taken it over or revoked it</td></tr>
+<tr><td>`lost`</td><td>yes</td><td>the lock was lost while it was held. A lease is lost when its
+  time is up. Another program's import or revocation loses it, too</td></tr>
 <tr><td>`released`</td><td>no</td><td>the handle holds nothing any more</td></tr>
 <tr><td>`not_provisioned`</td><td>no</td><td>the table, or a row of it, is missing</td></tr>
 <tr><td>`mismatch`</td><td>no</td><td>the table or directory has other buckets or

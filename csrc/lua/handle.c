@@ -177,8 +177,8 @@ static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
 Acquires more locks for the same handle, which releases them together with the rest. The call may
 break the common order, so it can deadlock. Blocks like `manager:acquire`. After
 `deadlock` or `lost` the handle holds nothing any more. After any other failure the
-handle holds what it held before. A server may keep some of the requested rows until the handle is
-released.
+handle still holds its earlier locks. A server may keep some of the requested rows until the handle
+is released.
 @function handle:extend
 @tparam table target as for `manager:acquire`
 @tparam[opt] table options as for `manager:acquire`

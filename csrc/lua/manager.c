@@ -183,7 +183,7 @@ const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
   }
   if (!lua_isstring(L, -1)) lua_pushliteral(L, "unknown reason");
   /* The message takes one line of the reason: not the list of places that `require` searched. Where
-   `require` found a file and could not load it, this is the loader's line. */
+     `require` found a file and could not load it, this is the loader's line. */
   const char *reason = lua_tostring(L, -1);
   size_t size = strcspn(reason, "\n");
   if (strncmp(reason, "error loading", 13) == 0 && reason[size]) {

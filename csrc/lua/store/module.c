@@ -21,7 +21,7 @@ static const hll_connection_kind *kind_of(lua_State *L) {
   return lua_touserdata(L, lua_upvalueindex(1));
 }
 
-/* answers_within(seconds): a query that takes longer fails, and ends the connection. */
+/* answers_within(seconds): a later query that takes longer fails, and ends the connection. */
 static int connection_answers_within(lua_State *L) {
   hll_connection *self = hll_connection_check(L, kind_of(L));
   lua_Number seconds = luaL_checknumber(L, 2);
@@ -30,7 +30,7 @@ static int connection_answers_within(lua_State *L) {
   return 0;
 }
 
-/* Also what the garbage collector calls. */
+/* close(). The garbage collector calls it, too. */
 static int connection_close(lua_State *L) {
   hll_connection *self = hll_connection_check(L, kind_of(L));
   self->kind->disconnect(self);
@@ -87,7 +87,7 @@ typedef struct module {
   const hll_connection_kind *kind;
 } module;
 
-/* All stores share a metatable, which the one that is loaded first makes. */
+/* The stores share a metatable. The first store that is loaded makes it. */
 static int module_index(lua_State *L) {
   const module *self = hll_testudata(L, 1, HLL_STORE);
   const char *name = lua_tostring(L, 2);

@@ -1,6 +1,6 @@
 /*
- * mysql.c - the Lua module hierlock.store.mysql, and its connection for administration: it says
- * any SQL. A server that would not exclude is refused here, too.
+ * mysql.c - the Lua module hierlock.store.mysql, and its connection for administration, which
+ * carries any SQL. The connection, too, refuses a server that would not exclude.
  */
 #include "module.h"
 #include "mysql_store.h"
@@ -18,7 +18,7 @@ typedef struct connection {
 
 static const hll_connection_kind kind;
 
-/* Makes the tables of hier_lock_buckets, and then those of its leases. */
+/* Makes the tables of hier_lock_buckets, and then the tables of leases. */
 static const char tables_sql[] =
 #include "schema.sql.h"
 #include "leases.sql.h"
@@ -26,7 +26,7 @@ static const char tables_sql[] =
 
 /* ------------------------------------------------------------- methods */
 
-/* The rows of a result as a list of lists of strings, false for NULL. */
+/* Pushes the rows of a result as a list of lists of strings, false for NULL. */
 static void push_rows(lua_State *L, MYSQL_RES *result) {
   unsigned columns = mysql_num_fields(result);
   lua_createtable(L, (int)mysql_num_rows(result), 0);
@@ -58,8 +58,7 @@ static int connection_query(lua_State *L) {
   if (hl__mysql_query(self->session, sql, size, &result, &error))
     return hll_connection_failed(L, &self->base, &error);
   if (result) {
-    /* Raises for want of memory only; then the result is lost, and the command
-       with it. */
+    /* Raises for want of memory only: then the result is lost, and the command ends with it. */
     push_rows(L, result);
     mysql_free_result(result);
   } else {
@@ -68,14 +67,14 @@ static int connection_query(lua_State *L) {
   return 1;
 }
 
-/* Whether the server logs statements, so that the session is in REPEATABLE READ. */
+/* Pushes whether the server logs statements: then the session is in REPEATABLE READ. */
 static int connection_logs_statements(lua_State *L) {
   connection *self = hll_connection_check(L, &kind);
   lua_pushboolean(L, self->session && self->session->repeatable);
   return 1;
 }
 
-/* The name of the table that the DSN says. */
+/* Pushes the name of the table from the DSN. */
 static int connection_table(lua_State *L) {
   connection *self = hll_connection_check(L, &kind);
   lua_pushstring(L, self->store.space);
@@ -91,10 +90,9 @@ static const luaL_Reg methods[] = {
 
 /* ------------------------------------------------------------- connect */
 
-/* A server's administrator may have set other defaults. In READ COMMITTED an
-   INSERT ... SELECT locks no row that it reads; but where statements are logged,
-   there is no INSERT in READ COMMITTED. MariaDB ends a recursion that is too deep
-   without an error. */
+/* Sets the session up, as the server's administrator may have set other defaults. In READ COMMITTED
+   an INSERT ... SELECT locks no row that it reads. A server that logs statements allows no INSERT
+   in READ COMMITTED. MariaDB ends a recursion that is too deep without an error. */
 static int set_up(hl__mysql_session *session, hl_error *error) {
   const char *statements[] = {
       session->repeatable ? "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE"
@@ -112,8 +110,9 @@ static int set_up(hl__mysql_session *session, hl_error *error) {
   return HL_OK;
 }
 
-/* connect(dsn, application [, password [, any]]): the password takes the place of the DSN's.
-   any: to a server that would be refused, too, for a caller who asks what is wrong with it. */
+/* connect(dsn, application [, password [, any]]): the password takes the place of the DSN's
+   password. With `any` it also connects to a server that it would refuse, for a caller that asks
+   what is wrong with the server. */
 static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   connection *self = (connection *)base;
   const char *password = luaL_optstring(L, 3, NULL);
@@ -124,7 +123,7 @@ static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   int status = hl__mysql_params(&self->store, error);
   int64_t deadline = hl__now_ms() + self->store.connect_timeout;
   if (status == HL_OK) status = hl__mysql_connect(&self->store, deadline, &self->session, error);
-  base->dsn.password = NULL; /* Lua's string, perhaps */
+  base->dsn.password = NULL; /* may be Lua's string */
   if (status == HL_OK) {
     self->session->patience = deadline;
     if (!lua_toboolean(L, 4)) status = hl__mysql_verify_server(self->session, error);

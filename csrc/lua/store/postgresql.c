@@ -1,11 +1,11 @@
 /*
- * postgresql.c - the Lua module hierlock.store.postgresql, and its connection for administration:
- * it says any SQL.
+ * postgresql.c - the Lua module hierlock.store.postgresql, and its connection for administration,
+ * which carries any SQL.
  */
 #include "module.h"
 #include "postgresql_store.h"
 
-/* For an answer, until answers_within says another time: somebody may hold a table. */
+/* The time for an answer, until answers_within sets another: another session may hold a table. */
 #define ANSWER_MS 60000
 
 typedef struct connection {
@@ -16,7 +16,7 @@ typedef struct connection {
 
 static const hll_connection_kind kind;
 
-/* The last rows as a list of lists of strings, false for NULL. */
+/* Pushes the last rows as a list of lists of strings, false for NULL. */
 static void push_rows(lua_State *L, const PGresult *result) {
   lua_newtable(L);
   for (int i = 0; result && i < PQntuples(result); i++) {
@@ -43,8 +43,7 @@ static int connection_query(lua_State *L) {
   self->session->patience = hl__now_ms() + self->base.answer_ms;
   if (hl__pg_query(self->session, sql, 0, &result, &error))
     return hll_connection_failed(L, &self->base, &error);
-  /* Raises for want of memory only; then the result is lost, and the command
-     with it. */
+  /* Raises for want of memory only: then the result is lost, and the command ends with it. */
   push_rows(L, result);
   PQclear(result);
   return 1;

@@ -1,6 +1,6 @@
 /*
- * redis.c - the Lua module hierlock.store.redis, and its connection for administration: it says
- * any command, also to a server that would be refused for leases.
+ * redis.c - the Lua module hierlock.store.redis, and its connection for administration, which
+ * carries any command, also to a server that the store would refuse for leases.
  */
 #include "module.h"
 #include "redis_store.h"
@@ -19,7 +19,7 @@ typedef struct connection {
 
 static const hll_connection_kind kind;
 
-/* A text, a number, or false for what is neither. */
+/* Pushes a text or a number; false for another type. */
 static void push_scalar(lua_State *L, const redisReply *reply) {
   switch (reply->type) {
   case REDIS_REPLY_STRING:
@@ -29,7 +29,7 @@ static void push_scalar(lua_State *L, const redisReply *reply) {
   }
 }
 
-/* That, or a list of such. */
+/* Pushes the reply: a text, a number or false, or a list of these. */
 static void push_reply(lua_State *L, const redisReply *reply) {
   if (reply->type != REDIS_REPLY_ARRAY) {
     push_scalar(L, reply);
@@ -71,8 +71,8 @@ static int connection_command(lua_State *L) {
                                  words, &self->reply, &error);
   if (status) {
     self->reply = NULL;
-    /* An answer that has not come would be taken for that to the next command; one that says
-       no, in the words of hl__redis_error, has. */
+    /* Without its answer the connection ends: the next command would take a late answer for its
+       own. A message of hl__redis_error, in the server's words, is an answer. */
     if (strncmp(error.message, "the server says: ", 17) != 0) disconnect(&self->base);
     return hll_failure(L, &error, 0);
   }
