@@ -338,6 +338,45 @@ describe("a quorum", function()
       peer:close()
       between.close()
     end)
+
+    it("that was healed in vain at a store is dropped there once it was released and the store answers again", function()
+      local between = proxy.open(store)
+      local files = { "sqlite:" .. stores.directories[1], "sqlite:" .. stores.directories[2] }
+      local observer, peer, others = assert(open(store.dsn)), support.process(nil), {}
+      local target = { "u" .. uv.hrtime() } -- a run that failed has left another
+      local function parts() return assert(observer:leases { target = target }) end
+      for i, dsn in ipairs(files) do others[i] = assert(assert(open(dsn)):acquire(target, { ttl = LONG })) end
+      peer:call([[ handles.manager = assert(require("hierlock").open(...)) ]], { between.dsn, files[1], files[2] })
+      peer:call([[ handles.pending = handles.manager:start(...) ]], target, { ttl = 9, timeout = LONG })
+      local function is_answered()
+        for _, connection in ipairs(between.connections) do
+          if not connection.answered then return false end
+        end
+        return true
+      end
+      support.wait_until(function() uv.run("nowait") return #parts() == 1 and is_answered() end, "the grant of one")
+      between.refuse(0)
+      for _, connection in ipairs(between.connections) do connection.finish() end
+      local tries = #between.connections
+      -- Its refresh fails, so it is given back, in vain.
+      support.wait_until(function() uv.run("nowait") return #between.connections >= tries + 2 end, "the drop")
+      for _, other in ipairs(others) do assert(other:release()) end
+      peer:call([[ handles.lease = assert(handles.pending:wait()) ]])
+      tries = #between.connections
+      support.wait_until(function() uv.run("nowait") return #between.connections > tries end, "the healing")
+      peer:call([[ assert(handles.lease:release { confirm = true }) ]])
+      between.refuse(nil)
+      local left
+      support.wait_until(function()
+        uv.run("nowait")
+        local part = parts()[1]
+        left = part and part.remaining or left
+        return not part
+      end, "the end of its record")
+      assert.is_true(left == nil or left > 0.5, "its time was up")
+      peer:close()
+      between.close()
+    end)
   end)
 
   -- -------------------------------------------------------------- its life

@@ -182,6 +182,8 @@ void hl__ask_done(hl__quorum_ask *ask) {
   ask->state = HL__ASK_DONE;
   if (ask->stray) ask->member->strays--;
   if (hl__ask_makes(ask)) part->making--;
+  /* Healing in vain leaves the record there. */
+  if (ask->leftover && ask->status != HL_OK && ask->status != HL_ELOST) part->leftover = true;
   if (hl__ask_converts(ask)) convert_done(ask);
   if (ask->kind == HL__ASK_DROP) {
     bool gone = ask->status == HL_OK || ask->status == HL_ELOST;

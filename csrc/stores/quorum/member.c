@@ -99,6 +99,7 @@ static void heal_at(hl__quorum_member *member, hl__quorum_lease *lease)
   if (!ask) return;
   /* The thread adopts the record that may be there, or drops it. */
   ask->old = part->old;
+  ask->leftover = part->leftover;
   part->leftover = part->old = false;
   ask->try_once = ask->heals = true;
   hl__ask_give(ask);
@@ -438,7 +439,7 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->kind == HL__ASK_TAKE && (ask->lease->dropped || (ask->heals && ask->lease->left))) {
     ask->status = HL_CANCELLED;
     hl__ask_done(ask);
-    if (ask->old) hl__ask_drop(member, ask->lease);
+    if (ask->old || ask->leftover) hl__ask_drop(member, ask->lease);
     return;
   }
   ask->status = ask_once(ask, &again);

@@ -148,8 +148,9 @@ struct hl__quorum_ask {
   hl__quorum_rows *rows;  /* to be locked, or to be converted; NULL: those shown */
   hl__quorum_rows *shown; /* what the record has then */
   bool try_once, gives_way;
-  bool heals; /* where the record is there still, it is adopted */
-  bool old;   /* it is dropped instead: the thread's, too */
+  bool heals;    /* where the record is there still, it is adopted */
+  bool old;      /* it is dropped instead: the thread's, too */
+  bool leftover; /* the record that is there was to be dropped before */
   /* The thread's, until DONE. */
   int status;
   hl_error error;
