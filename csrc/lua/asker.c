@@ -1,6 +1,6 @@
 /*
- * asker.c - reads the options that acquire, try, extend and their pendings share, and says who
- * asks.
+ * asker.c - reads the options of acquisitions and of extend, and notes their asker: the program's
+ * line, thread and coroutine.
  */
 #include "hll.h"
 

@@ -170,8 +170,8 @@ static void say_unknown(hl_error *error, const hll_holders *found) {
 
 int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
                         const hll_holders *found) {
-  /* When hierlock itself found the circle, the message has it all. So has a timeout with a reason.
-     */
+  /* When hierlock itself found the circle, the message is complete. So is a timeout's with a
+     reason. */
   bool said = error->status == HL_DEADLOCK && !error->server_errno && !error->sqlstate[0];
   if (error->status == HL_TIMEOUT && error->reason[0]) said = true;
   if (found->n > 0 && !said)

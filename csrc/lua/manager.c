@@ -366,7 +366,8 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
   call. Only a call on the manager or a handle of it calls a hook. An error that a hook raises comes
   out of this call. Hooks cannot yield
 @tparam[opt] function options.on_grant `on_grant(event, handle)`: the store granted it. If the hook
-  raises, the lock is released
+  raises, the lock of an acquisition is released. A handle whose `extend` was granted keeps its
+  locks
 @tparam[opt] function options.on_timeout `on_timeout(event, err)`: the store did not grant it in
   time
 @tparam[opt] function options.on_error `on_error(event, err)`: the acquisition failed otherwise
