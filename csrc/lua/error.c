@@ -156,7 +156,7 @@ Codes, and whether the same call may succeed later:
 <table>
 <tr><td>`timeout`</td><td>yes</td><td>not granted in time</td></tr>
 <tr><td>`deadlock`</td><td>yes, unless the thread waits for itself</td><td>chosen as the victim; the
-  handle holds nothing</td></tr>
+  call's handle holds nothing</td></tr>
 <tr><td>`cancelled`</td><td>yes</td><td>the program or an administrator ended the wait</td></tr>
 <tr><td>`busy`</td><td>yes</td><td>all `pool_size` connections are in use: at once when they
   hold locks of this very thread, else at the end of the timeout; or no thread

@@ -357,10 +357,10 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
   `{with = "symfony", names = {"user-{user}", "{user}-{account}", "invoice-{resource}"}}`.
   PostgreSQL and files then have no leases. Redis has only leases
 @string[opt] options.application shown to observers. The default is the program's name
-@tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for each lost lock. A
-  lease whose time is up is lost. The next call on the manager or a handle of it calls `on_lost`;
-  another thread never does. An error that `on_lost` raises comes out of that call. With other
-  hooks, `on_lost` gets their event as third argument
+@tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for each lost lock. It
+  also comes for a lease whose time is up, which a refresh may still revive. The next call on the
+  manager or a handle of it calls `on_lost`; another thread never does. An error that `on_lost`
+  raises comes out of that call. With other hooks, `on_lost` gets their event as third argument
 @tparam[opt] function options.on_wait called as `on_wait(event)`, when an acquisition begins. For
   this hook and the next four, docs/observability.md has the event's fields, and the time of each
   call. Only a call on the manager or a handle of it calls a hook. An error that a hook raises comes
