@@ -506,7 +506,7 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
       break;
     }
     if (status == HL_ELOST) hl__lease_lost(lease, &reason);
-    if (status == HL_ECONNECTION) lease->unsure = true;
+    if (status == HL_ECONNECTION || (status && !upgrades)) lease->unsure = true;
     if (status == HL_OK) {
       lease->terms.place = grant.place;
       if (grant.until_ms) hl__lease_until(lease, grant.until_ms);
@@ -692,7 +692,8 @@ void hl__call_dispose(hl__call *call) {
 bool hl__call_commits(const hl__call *call, int status) {
   if (!call->lock) return false;
   if (!call->extension) return call->became;
-  return status == HL_OK || (call->kind == HL__DOWNGRADE && call->lock->lease);
+  const hl__lease *lease = call->lock->lease;
+  return status == HL_OK || (call->kind == HL__DOWNGRADE && lease && lease->unsure);
 }
 
 void hl__call_commit(hl__call *call) {

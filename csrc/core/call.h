@@ -75,8 +75,8 @@ int hl__call_extend(hl__call *call, hl_error *error);
 int hl__call_downgrade(hl__call *call, hl_error *error);
 /* Makes the call of HL__TO_LEASE; blocks. */
 int hl__call_to_lease(hl__call *call, hl_error *error);
-/* Whether the lock has what the call wanted, after that status. A lease claims no more after any
-   downgrade: the store may have made it, and the answer was lost. */
+/* Whether the lock has what the call wanted, after that status. A lease claims no more after a
+   downgrade that failed at the store: the store may have made it, and the answer was lost. */
 bool hl__call_commits(const hl__call *call, int status);
 /* Gives the lock what the call has got. The thread that uses the lock calls it. */
 void hl__call_commit(hl__call *call);

@@ -140,8 +140,20 @@ static int fake_to_lease(hl_session *self, const hl_request *request, hl_grant *
   return status ? hl__error(error, status, "as it was told") : HL_OK;
 }
 
-static const hl_lease_ops fake_leases = {
-    .refresh = fake_refresh, .inspect = fake_inspect, .drop = fake_drop, .to_lease = fake_to_lease};
+static int fake_convert(hl_session *self, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
+  (void)self, (void)request, (void)grant;
+  atomic_fetch_add(&store.converts, 1);
+  int status = store.fails;
+  store.fails = 0;
+  return status ? hl__error(error, status, "as it was told") : HL_OK;
+}
+
+static const hl_lease_ops fake_leases = {.refresh = fake_refresh,
+                                         .inspect = fake_inspect,
+                                         .drop = fake_drop,
+                                         .convert = fake_convert,
+                                         .to_lease = fake_to_lease};
 
 static int fake_parse(char *text, hl_dsn *dsn, hl_error *error) {
   return hl__dsn_url(text, hl__dsn_host, dsn, error);
@@ -586,6 +598,37 @@ static void what_becomes_a_lease_is_believed_no_longer_than_one(void **state) {
   hl_pending_free(pending);
   assert_true(hl_lock_remaining(lock) > 10000);
   hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+/* The store may have made a downgrade that failed there, so the next one asks again. A downgrade
+   that has not come to the store changes nothing. */
+static void a_failed_downgrade_is_made_again(void **state) {
+  (void)state;
+  hl_id ids[3] = {{"u1", 2}, {"a1", 2}, {"r1", 2}};
+  hl_options options = HL_OPTIONS_INIT;
+  hl_lock *lock;
+  fake.traits.updates = fake.traits.leases_update = true;
+  hl_manager *manager = open_manager();
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  assert_int_equal(hl_plan_add(plan, ids, 3, HL_UPDATE, false, NULL), HL_OK);
+  options.ttl = 60000;
+  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
+  store.fails = HL_ESTORE;
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_ESTORE);
+  assert_int_equal(hl_lock_mode(lock), HL_UPDATE);
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
+  assert_int_equal(store.converts, 3);
+  hl_lock_free(lock);
+  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
+  hl_manager_cancel(manager);
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_CANCELLED);
+  assert_int_equal(hl_lock_mode(lock), HL_EXCLUSIVE);
+  assert_int_equal(store.converts, 4);
+  hl_lock_free(lock);
+  hl_plan_free(plan);
   hl_manager_close(manager);
 }
 
@@ -1285,6 +1328,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(the_keeper_keeps_to_the_shorter_time),
       cmocka_unit_test(a_few_workers_refresh_many),
       cmocka_unit_test(what_becomes_a_lease_is_believed_no_longer_than_one),
+      cmocka_unit_test(a_failed_downgrade_is_made_again),
       cmocka_unit_test(a_started_refresh_that_the_store_has_no_time_for_is_a_timeout),
       cmocka_unit_test(what_was_to_become_a_lease_and_was_given_up_is_a_session),
       cmocka_unit_test(what_becomes_a_lease_as_its_manager_ends_is_released),
