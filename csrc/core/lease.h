@@ -29,8 +29,8 @@ typedef struct hl__lease {
   bool refreshes, releases; /* auto_refresh, auto_release */
   bool imported;            /* another process may have its text; constant once granted */
   hl_lease_terms terms;     /* constant once granted, except `place` */
-  /* An upgrade was sent and not answered, or a downgrade has failed at the store. The store may
-     carry it out late, so the record may be exclusive though the handle says HL_UPDATE. Never
+  /* An upgrade was not answered or was given up, or a downgrade has failed at the store. The store
+     may carry it out late, so the record may be exclusive though the handle says HL_UPDATE. Never
      reset, for the same reason. Belongs to the thread that uses the lock. */
   bool unsure;
   atomic_ullong turn; /* of the last refresh sent */

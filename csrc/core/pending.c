@@ -180,6 +180,8 @@ static void occupation_end(hl_pending *pending, bool commit) {
   hl__manager_mutex_lock(manager);
   /* A lock that has become a lease is one, even if its call was given up. */
   if (commit || pending->call.kind == HL__TO_LEASE) hl__call_commit(&pending->call);
+  /* The store may have made an upgrade that was given up. */
+  if (pending->call.given_up && pending->call.extension && lock->lease) lock->lease->unsure = true;
   if (pending->release_then) {
     hl__manager_mutex_unlock(manager);
     (void)hl__lock_release(lock, false, NULL);

@@ -144,6 +144,7 @@ static int fake_convert(hl_session *self, const hl_request *request, hl_grant *g
                         hl_error *error) {
   (void)self, (void)request, (void)grant;
   atomic_fetch_add(&store.converts, 1);
+  while (store.hangs) (void)usleep(500);
   int status = store.fails;
   store.fails = 0;
   return status ? hl__error(error, status, "as it was told") : HL_OK;
@@ -627,6 +628,34 @@ static void a_failed_downgrade_is_made_again(void **state) {
   assert_int_equal(hl_lock_downgrade(lock, NULL), HL_CANCELLED);
   assert_int_equal(hl_lock_mode(lock), HL_EXCLUSIVE);
   assert_int_equal(store.converts, 4);
+  hl_lock_free(lock);
+  hl_plan_free(plan);
+  hl_manager_close(manager);
+}
+
+/* The store may make an upgrade that was given up while it was there. */
+static void a_downgrade_after_a_cancelled_upgrade_asks(void **state) {
+  (void)state;
+  hl_id ids[3] = {{"u1", 2}, {"a1", 2}, {"r1", 2}};
+  hl_options options = HL_OPTIONS_INIT;
+  hl_lock *lock;
+  hl_pending *pending;
+  fake.traits.updates = fake.traits.leases_update = true;
+  hl_manager *manager = open_manager();
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  assert_int_equal(hl_plan_add(plan, ids, 3, HL_UPDATE, false, NULL), HL_OK);
+  options.ttl = 60000;
+  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  store.hangs = true;
+  assert_int_equal(hl_lock_start_upgrade(lock, NULL, &pending, NULL), HL_OK);
+  WAIT_UNTIL(store.converts == 1);
+  hl_pending_cancel(pending);
+  hl_pending_free(pending);
+  store.hangs = false;
+  WAIT_UNTIL(hl_lock_look(lock) != HL_IN_USE);
+  assert_int_equal(hl_lock_mode(lock), HL_UPDATE);
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
+  assert_int_equal(store.converts, 2);
   hl_lock_free(lock);
   hl_plan_free(plan);
   hl_manager_close(manager);
@@ -1329,6 +1358,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_few_workers_refresh_many),
       cmocka_unit_test(what_becomes_a_lease_is_believed_no_longer_than_one),
       cmocka_unit_test(a_failed_downgrade_is_made_again),
+      cmocka_unit_test(a_downgrade_after_a_cancelled_upgrade_asks),
       cmocka_unit_test(a_started_refresh_that_the_store_has_no_time_for_is_a_timeout),
       cmocka_unit_test(what_was_to_become_a_lease_and_was_given_up_is_a_session),
       cmocka_unit_test(what_becomes_a_lease_as_its_manager_ends_is_released),
