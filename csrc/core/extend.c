@@ -54,7 +54,7 @@ void hl__extension_commit(hl__extension *self, hl_lock *lock) {
   const hl_plan *before = lock->plan;
   lock->plan = self->whole;
   self->whole = before;
-  lock->hold.token = self->token;
+  if (lock->hold.token != self->token) lock->hold.token = self->token;
 }
 
 void hl__extension_dispose(hl__extension *self) {

@@ -238,6 +238,7 @@ void hl_lock_free(hl_lock *lock) {
   else if (lock->hold.connection && !hl__lock_is_foreign(lock))
     (void)hl__hold_release(&lock->hold, false, NULL);
   hl_plan_free(lock->plan);
+  hl_plan_free(lock->replaced);
   hl__manager_leave(lock->hold.manager);
   free(lock);
 }

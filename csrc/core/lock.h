@@ -25,7 +25,10 @@ struct hl_lock {
   hl__lease *lease;    /* NULL: a session lock */
   unsigned generation; /* of the process that acquired it */
   bool released;       /* hl_lock_release has been called */
-  const hl_plan *plan;
+  /* Atomic for a cancelled downgrade, which a worker commits while the owner may read. The owner
+     may have the plan that the worker replaced, so that one stays until the lock is freed. */
+  _Atomic(const hl_plan *) plan;
+  const hl_plan *replaced; /* or NULL */
   int64_t waited;
   /* The label that it was acquired with: observers see it during an upgrade, too. */
   char label[sizeof((hl_holder *)0)->label];

@@ -180,6 +180,11 @@ static void occupation_end(hl_pending *pending, bool commit) {
   hl__manager_mutex_lock(manager);
   /* A lock that has become a lease is one, even if its call was given up. */
   if (commit || pending->call.kind == HL__TO_LEASE) hl__call_commit(&pending->call);
+  if (commit && pending->call.given_up) {
+    hl_plan_free(lock->replaced);
+    lock->replaced = pending->call.extension->whole;
+    pending->call.extension->whole = NULL;
+  }
   /* The store may have made an upgrade that was given up. */
   if (pending->call.given_up && pending->call.extension && lock->lease) lock->lease->unsure = true;
   if (pending->release_then) {
@@ -278,10 +283,11 @@ static void made(hl_pending *pending, int status, const hl_error *error, hl__blo
   hl__manager_mutex_unlock(manager);
   if (!given_up) return;
   blockers_free(found);
+  /* A lock must not claim what a downgrade has given up, whether or not the owner waits for it. */
   if (acquires)
     give_away(pending);
   else
-    occupation_end(pending, false);
+    occupation_end(pending, call->kind == HL__DOWNGRADE && hl__call_commits(call, status));
   hl__exit_await_end();
 }
 

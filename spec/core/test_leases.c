@@ -661,6 +661,37 @@ static void a_downgrade_after_a_cancelled_upgrade_asks(void **state) {
   hl_manager_close(manager);
 }
 
+/* The store has made the downgrade, so the lock must not say that it is exclusive. */
+static void a_cancelled_downgrade_claims_no_more(void **state) {
+  (void)state;
+  hl_id ids[3] = {{"u1", 2}, {"a1", 2}, {"r1", 2}};
+  hl_options options = HL_OPTIONS_INIT;
+  hl_lock *lock;
+  hl_pending *pending;
+  fake.traits.updates = fake.traits.leases_update = true;
+  hl_manager *manager = open_manager();
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  assert_int_equal(hl_plan_add(plan, ids, 3, HL_UPDATE, false, NULL), HL_OK);
+  options.ttl = 60000;
+  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
+  store.hangs = true;
+  assert_int_equal(hl_lock_start_downgrade(lock, &pending, NULL), HL_OK);
+  WAIT_UNTIL(store.converts == 2);
+  hl_pending_cancel(pending);
+  hl_pending_free(pending);
+  /* The owner may read the lock, and keep its plan, while the worker commits. */
+  const hl_plan *before = hl_lock_plan(lock);
+  assert_int_equal(hl_lock_mode(lock), HL_EXCLUSIVE);
+  store.hangs = false;
+  WAIT_UNTIL(hl_lock_mode(lock) == HL_UPDATE);
+  assert_int_equal(hl_plan_mode(before), HL_EXCLUSIVE);
+  WAIT_UNTIL(hl_lock_look(lock) != HL_IN_USE);
+  hl_lock_free(lock);
+  hl_plan_free(plan);
+  hl_manager_close(manager);
+}
+
 /* The store is not asked for the blockers. */
 static void a_started_refresh_that_the_store_has_no_time_for_is_a_timeout(void **state) {
   (void)state;
@@ -1358,6 +1389,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_few_workers_refresh_many),
       cmocka_unit_test(what_becomes_a_lease_is_believed_no_longer_than_one),
       cmocka_unit_test(a_failed_downgrade_is_made_again),
+      cmocka_unit_test(a_cancelled_downgrade_claims_no_more),
       cmocka_unit_test(a_downgrade_after_a_cancelled_upgrade_asks),
       cmocka_unit_test(a_started_refresh_that_the_store_has_no_time_for_is_a_timeout),
       cmocka_unit_test(what_was_to_become_a_lease_and_was_given_up_is_a_session),
