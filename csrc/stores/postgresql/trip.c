@@ -67,8 +67,8 @@ int hl__pg_failure(hl__pg_session *session, int64_t end, hl_error *error) {
     if (error) error->status = HL_ECONNECTION;
     return HL_ECONNECTION;
   }
-  if (status != HL_CANCELLED || atomic_load(&session->wakeup.interrupted) || hl__now_ms() < end)
-    return status;
+  /* The server has ended the wait because its time was up, whether or not an interruption came, too. */
+  if (status != HL_CANCELLED || hl__now_ms() < end) return status;
   if (error) error->status = HL_TIMEOUT;
   return HL_TIMEOUT;
 }
