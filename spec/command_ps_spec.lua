@@ -250,7 +250,7 @@ support.each_leasing_store(function(store)
     support.close_peers()
     if manager then
       -- A crowd that ends on a busy machine leaves leases to their end.
-      if store.leases_only then assert(manager:revoke()) end
+      if store.leases_only then assert(manager:revoke { owner = "crowd" }) end
       manager:close()
     end
     manager = nil
@@ -266,7 +266,7 @@ support.each_leasing_store(function(store)
     while held < holders do -- in steps, as a peer has to answer in time
       held = crowd:call([[
         local first, last, ttl = ...
-        for i = first, last do handles[i] = assert(manager:acquire({ "crowd" .. i, "a", "r" }, { mode = "shared", ttl = ttl })) end
+        for i = first, last do handles[i] = assert(manager:acquire({ "crowd" .. i, "a", "r" }, { mode = "shared", ttl = ttl, owner = ttl and "crowd" })) end
         return last
       ]], held + 1, held + 50, store.leases_only and 600 or nil)
     end
@@ -289,7 +289,7 @@ support.each_leasing_store(function(store)
     manager = support.open(store)
     local crowd = support.process(store, { pool_size = 128, hold_timeout = 600 })
     crowd:call([[
-      for i = 1, 110 do handles[i] = assert(manager:acquire({ "crowd", "a" .. i }, { mode = "shared", ttl = ... })) end
+      for i = 1, 110 do handles[i] = assert(manager:acquire({ "crowd", "a" .. i }, { mode = "shared", ttl = ..., owner = ... and "crowd" })) end
     ]], store.leases_only and 600 or nil)
     local err
     support.wait_until(function() -- the machine may be too busy to look
