@@ -181,6 +181,8 @@ function manager.leases(_, filter)
   return found
 end
 
+function manager.holders(self, target) return self:leases { target = target } end
+
 function manager.revoke(_, filter, options)
   assert(#filter.id == 32 and #options.by > 0)
   local answer, err = answered()
