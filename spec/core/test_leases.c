@@ -602,19 +602,26 @@ static void what_becomes_a_lease_is_believed_no_longer_than_one(void **state) {
   hl_manager_close(manager);
 }
 
+/* A lease of a resource for update. */
+static hl_lock *update_lease(hl_manager *manager) {
+  hl_id ids[3] = {{"u1", 2}, {"a1", 2}, {"r1", 2}};
+  hl_options options = HL_OPTIONS_INIT;
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  hl_lock *lock;
+  assert_int_equal(hl_plan_add(plan, ids, 3, HL_UPDATE, false, NULL), HL_OK);
+  options.ttl = 60000;
+  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  hl_plan_free(plan);
+  return lock;
+}
+
 /* The store may have made a downgrade that failed there, so the next one asks again. A downgrade
    that has not come to the store changes nothing. */
 static void a_failed_downgrade_is_made_again(void **state) {
   (void)state;
-  hl_id ids[3] = {{"u1", 2}, {"a1", 2}, {"r1", 2}};
-  hl_options options = HL_OPTIONS_INIT;
-  hl_lock *lock;
   fake.traits.updates = fake.traits.leases_update = true;
   hl_manager *manager = open_manager();
-  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
-  assert_int_equal(hl_plan_add(plan, ids, 3, HL_UPDATE, false, NULL), HL_OK);
-  options.ttl = 60000;
-  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  hl_lock *lock = update_lease(manager);
   assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
   store.fails = HL_ESTORE;
   assert_int_equal(hl_lock_downgrade(lock, NULL), HL_ESTORE);
@@ -622,30 +629,23 @@ static void a_failed_downgrade_is_made_again(void **state) {
   assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
   assert_int_equal(store.converts, 3);
   hl_lock_free(lock);
-  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  lock = update_lease(manager);
   assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
   hl_manager_cancel(manager);
   assert_int_equal(hl_lock_downgrade(lock, NULL), HL_CANCELLED);
   assert_int_equal(hl_lock_mode(lock), HL_EXCLUSIVE);
   assert_int_equal(store.converts, 4);
   hl_lock_free(lock);
-  hl_plan_free(plan);
   hl_manager_close(manager);
 }
 
 /* The store may make an upgrade that was given up while it was there. */
 static void a_downgrade_after_a_cancelled_upgrade_asks(void **state) {
   (void)state;
-  hl_id ids[3] = {{"u1", 2}, {"a1", 2}, {"r1", 2}};
-  hl_options options = HL_OPTIONS_INIT;
-  hl_lock *lock;
   hl_pending *pending;
   fake.traits.updates = fake.traits.leases_update = true;
   hl_manager *manager = open_manager();
-  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
-  assert_int_equal(hl_plan_add(plan, ids, 3, HL_UPDATE, false, NULL), HL_OK);
-  options.ttl = 60000;
-  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  hl_lock *lock = update_lease(manager);
   store.hangs = true;
   assert_int_equal(hl_lock_start_upgrade(lock, NULL, &pending, NULL), HL_OK);
   WAIT_UNTIL(store.converts == 1);
@@ -657,23 +657,16 @@ static void a_downgrade_after_a_cancelled_upgrade_asks(void **state) {
   assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
   assert_int_equal(store.converts, 2);
   hl_lock_free(lock);
-  hl_plan_free(plan);
   hl_manager_close(manager);
 }
 
 /* The store has made the downgrade, so the lock must not say that it is exclusive. */
 static void a_cancelled_downgrade_claims_no_more(void **state) {
   (void)state;
-  hl_id ids[3] = {{"u1", 2}, {"a1", 2}, {"r1", 2}};
-  hl_options options = HL_OPTIONS_INIT;
-  hl_lock *lock;
   hl_pending *pending;
   fake.traits.updates = fake.traits.leases_update = true;
   hl_manager *manager = open_manager();
-  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
-  assert_int_equal(hl_plan_add(plan, ids, 3, HL_UPDATE, false, NULL), HL_OK);
-  options.ttl = 60000;
-  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  hl_lock *lock = update_lease(manager);
   assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
   store.hangs = true;
   assert_int_equal(hl_lock_start_downgrade(lock, &pending, NULL), HL_OK);
@@ -688,7 +681,6 @@ static void a_cancelled_downgrade_claims_no_more(void **state) {
   assert_int_equal(hl_plan_mode(before), HL_EXCLUSIVE);
   WAIT_UNTIL(hl_lock_look(lock) != HL_IN_USE);
   hl_lock_free(lock);
-  hl_plan_free(plan);
   hl_manager_close(manager);
 }
 
