@@ -307,7 +307,11 @@ $(BUILD)/test_%: spec/core/test_%.c $(wildcard spec/core/*.h) $(LIBRARY)
 
 BUSTED = $(WITHOUT_CAS) $(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate --helper=spec/support/leftovers.lua $(REPORT) $(BUSTED_FLAGS)
 
-.PHONY: test-core spec spec-built
+# Around it: a directory for the embedded stores.
+SPEC_DIRECTORY = directory=$$(mktemp -d /dev/shm/hierlock-spec-XXXXXX) && trap 'rm -rf "$$directory"' EXIT && \
+  export HIERLOCK_SPEC_DIRECTORY="$$directory"
+
+.PHONY: test-core spec spec-built says-spec
 # The core without Lua. cmocka says what it runs, so the last line of one that hangs tells where.
 test-core: $(CORE_TESTS)
 	@printf '%s\n' $(CORE_TESTS) | xargs -P 2 -I TEST sh -c ' \
@@ -320,10 +324,14 @@ spec-built: all $(SPEC_SO) $(BUILD)/stress
 # The specs, with the servers that the environment names (see
 # spec/support/servers.sh), or with none: then those for servers are pending.
 spec: spec-built
-	@directory=$$(mktemp -d /dev/shm/hierlock-spec-XXXXXX) && trap 'rm -rf "$$directory"' EXIT && \
-	export HIERLOCK_SPEC_DIRECTORY="$$directory" && \
+	@$(SPEC_DIRECTORY) && \
 	status=0; $(foreach specs,$(filter $(ALONE),$(SPECS)),$(BUSTED) $(specs) || status=1;) \
 	$(if $(filter-out $(ALONE),$(SPECS)),$(BUSTED) $(filter-out $(ALONE),$(SPECS)) || status=1;) exit $$status
+
+# The shell's line for a spec file that stands behind it: suite.sh runs it for each, where `make spec` would look for
+# all libraries again.
+says-spec:
+	@:$(info $(SPEC_DIRECTORY) && $(BUSTED))
 
 # --------------------------------------------------------------- demo, test
 

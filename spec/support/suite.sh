@@ -100,11 +100,13 @@ stood() {                               # what the file's processes do now; with
 run_item() {                            # sets $status; the output is in $log
   local clock first file=${item#*:} command
   command=("${make[@]}" test-core "CORE_TESTS=$file" LIMIT=0)
-  [[ $item != *.lua* ]] || command=("${make[@]}" spec "LUA=${item%%:*}" "SPECS=${file%@*}"
-    "REPORT=--output=gtest --shuffle-tests --seed=$SEED")
-  if [[ -s $log.only ]]; then command[-1]+=" --config-file=$log.only"; elif [[ $file == *@* ]]; then command[-1]+=$(filters "$file"); fi
-  # Its specs follow what is installed and uninstalled.
-  [[ $item != *packaging_spec.lua ]] || command[-1]="REPORT=--output=gtest"
+  if [[ $item == *.lua* ]]; then
+    command=(bash -c "$(<"$work/spec-$(basename "${item%%:*}")") --output=gtest")
+    # The specs of packaging follow what is installed and uninstalled.
+    [[ $item == *packaging_spec.lua ]] || command[-1]+=" --shuffle-tests --seed=$SEED"
+    if [[ -s $log.only ]]; then command[-1]+=" --config-file=$log.only"; elif [[ $file == *@* ]]; then command[-1]+=$(filters "$file"); fi
+    command[-1]+=" ${file%@*}"
+  fi
   set -m                                # a process group of its own, to be ended as a whole
   "${command[@]}" </dev/null >"$log" 2>&1 8>&- &
   child=$!
@@ -269,6 +271,10 @@ in_parts "$@" | awk -v seed="$SEED" -v long="$long" 'BEGIN { srand(seed) } { pri
 grep -Ev "$alone" "$work/all" | grep -Ev "$light" >"$work/queue" || true
 grep -Ev "$alone" "$work/all" | grep -E "$light" >"$work/light" || true
 grep -E "$alone" "$work/all" >"$work/alone" || true
+for lua in $(printf '%s\n' "$@" | sed -n 's/:.*\.lua$//p' | sort -u); do
+  "${make[@]}" spec-built "LUA=$lua" >&2
+  "${make[@]}" says-spec "LUA=$lua" >"$work/spec-$(basename "$lua")"
+done
 count=$(wc -l <"$work/all")
 echo "$count" >"$work/count"
 more=$(nproc)
