@@ -30,13 +30,18 @@
 
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
-self=$(realpath "${BASH_SOURCE[0]}")
-cache=$(realpath -m "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}")
+# Specs call this hundreds of times: what leads to the command itself starts no other program.
+absolute() { [[ $1 == /* ]] && path=$1 || path=$PWD/$1; }
+absolute "${BASH_SOURCE[0]}"; self=$path
+absolute "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}"; cache=$path
 root=$cache/mysql-sid
-roots=$(dirname "$self")/root.sh grants=$(dirname "$self")/grants.sql
+roots=${self%/*}/root.sh grants=${self%/*}/grants.sql
 guard='' child='' up='' fresh='' redis=${HIERLOCK_REDIS_SERVER:-redis-server}
-pg_bin=$({ find /usr/lib/postgresql/*/bin -name postgres 2>/dev/null || true; } | sort -V | tail -n 1)
-pg_bin=${pg_bin%/*} pg_as=()
+pg_bin='' pg_as=() newest=0
+for each in /usr/lib/postgresql/*/bin; do
+  version=${each#/usr/lib/postgresql/} version=${version%%[./]*}
+  if [[ -x $each/postgres ]] && ((version > newest)); then pg_bin=$each newest=$version; fi
+done
 if ((EUID == 0)); then
   pg_as=(setpriv --reuid=postgres --regid=postgres --clear-groups --inh-caps=+dac_read_search
     --ambient-caps=+dac_read_search)
@@ -108,7 +113,7 @@ fresh_data() {                          # KIND: a copy of initialised data
   local version=(mariadbd --no-defaults --version) made
   [[ $1 != mysql ]] || version=(in_root "$dir" mysqld --no-defaults --version)
   [[ $1 != postgresql ]] || version=("$pg_bin/postgres" --version)
-  made=$({ "${version[@]}"; cat "$self" "$grants"; } | sha256sum)
+  made=$({ "${version[@]}"; declare -f initialise; cat "$grants"; } | sha256sum)
   made=$cache/$1-data-${made:0:16}
   if [[ ! -e $made ]]; then
     say "initialising data for $1 (once)"
@@ -123,7 +128,10 @@ fresh_data() {                          # KIND: a copy of initialised data
 # --- One server: DIR/KIND with port, pid (and when that process began), log, data, tmp, sock -----
 
 began() {                               # PID: prints when; nothing if it has ended, even unreaped
-  awk '{ sub(/.*\) /, ""); if ($1 != "Z" || $18 > 1) print $20 }' "/proc/$1/stat" 2>/dev/null
+  local stat
+  { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 0
+  read -ra stat <<<"${stat##*) }"
+  [[ ${stat[0]} == Z && ${stat[17]} -le 1 ]] || echo "${stat[19]}"
 }
 
 alive() {                               # KIND; sets $pid
@@ -205,10 +213,15 @@ memcached_version() (                   # PORT
   exec 9<>"/dev/tcp/127.0.0.1/$1" && printf 'version\r\n' >&9 && read -r -t 5 _ version <&9 && echo "${version%$'\r'}"
 )
 
-redis_version() {                       # PORT: nothing, with 1, while it does not serve
-  REDISCLI_AUTH=rootpassword redis-cli -p "$1" INFO 2>/dev/null | tr -d '\r' |
-    awk -F: '$1 == "loading" { serves = $2 == 0 } $1 == "redis_version" { print $2 } END { exit !serves }'
-}
+redis_version() (                       # PORT: 1 while it does not serve
+  local name value version='' serves=''
+  exec 9<>"/dev/tcp/127.0.0.1/$1" && printf '%s\r\n' 'AUTH rootpassword' 'INFO server' 'INFO persistence' QUIT >&9
+  while IFS=: read -r -t 5 name value <&9; do
+    case $name in redis_version) version=${value%$'\r'} ;; loading) serves=${value%$'\r'} ;; esac
+  done
+  echo "$version"
+  [[ $serves == 0 ]]
+)
 
 answers() {                             # KIND: waits until it does; asks as root, so that
                                         # MySQL has not cached the password of the tests' user
@@ -410,7 +423,7 @@ install() {
 [[ $* != install ]] || { install; exit; }
 [[ $# -ge 2 && $2 ]] || usage
 verb=$1
-dir=$(realpath -m "$2")
+absolute "$2"; dir=$path
 shift 2
 ((${#dir} <= 76)) || die "$dir is too long a name: its sockets would be out of reach"
 kinds=()
