@@ -27,13 +27,23 @@ function support.collect()
   for _ = 1, 3 do collectgarbage() end
 end
 
---- Waits until condition() is true, and returns its result; fails after so many seconds, or DEADLINE.
-function support.wait_until(condition, what, patience)
+--- Runs luv's loop until something has happened there, for so many seconds at most.
+function support.turn(seconds)
+  local timer = uv.new_timer()
+  timer:start(math.max(math.floor(seconds * 1000 + 0.5), 0), 0, function() end)
+  uv.run("once")
+  timer:close()
+  uv.run("nowait") -- luv crashes at the end of a state that has open handles
+end
+
+--- Waits until condition() is true, and returns its result; fails after so many seconds, or DEADLINE. sleep: what
+-- waits between two looks, support.turn where luv's loop brings what the condition looks at.
+function support.wait_until(condition, what, patience, sleep)
   local deadline, pause = support.now() + (patience or support.DEADLINE), 0.002
   repeat
     local result = condition()
     if result then return result end
-    support.sleep(pause)
+    (sleep or support.sleep)(pause)
     pause = math.min(pause * 1.2, 0.01) -- looking costs a server something
   until support.now() > deadline
   error("gave up waiting for " .. (what or "a condition"), 2)
@@ -474,9 +484,8 @@ function support.process(store, options, dsn, command)
     local deadline = support.now() + seconds
     local line = take_line(self)
     while not line and support.now() < deadline and not (self.exited and self.buffer == "") do
-      uv.run("nowait")
+      support.turn(deadline - support.now())
       line = take_line(self)
-      if not line then uv.sleep(1) end
     end
     return line
   end
@@ -486,7 +495,7 @@ function support.process(store, options, dsn, command)
     if signal == "sigkill" then self:join() end
   end
   function self:join()
-    support.wait_until(function() uv.run("nowait") return self.exited end, "the peer's end")
+    support.wait_until(function() return self.exited end, "the peer's end", nil, support.turn)
   end
   function self:finish()
     if not input:is_closing() then input:close() end
@@ -496,10 +505,8 @@ function support.process(store, options, dsn, command)
     live[self] = nil
     self:finish()
     local start = support.now()
-    while not self.exited and support.now() - start < (self.unanswered > 0 and 0.2 or 2) do
-      uv.run("nowait")
-      uv.sleep(1)
-    end
+    local function left() return (self.unanswered > 0 and 0.2 or 2) - (support.now() - start) end
+    while not self.exited and left() > 0 do support.turn(left()) end
     if not self.exited then self:signal("sigkill") end
     -- luv crashes at the end of a state that has open handles.
     if not output:is_closing() then output:close() end
