@@ -4,6 +4,7 @@
 
 local hierlock = require "hierlock"
 local program = require "spec.support.command"
+local redis_cli = require "spec.support.redis_cli"
 local socket = require "socket"
 local stress = require "spec.support.stress"
 local support = require "spec.support"
@@ -34,7 +35,11 @@ end
 describe("redis cluster", function()
   local nodes, directory, managers = {}, nil, {}
 
-  local function cli(i, words) return shell(("redis-cli -p %d %s"):format(nodes[i].port, words)) end
+  local function cli(i, words)
+    local list = {}
+    for word in words:gmatch "%S+" do list[#list + 1] = word == "''" and "" or word end
+    return (redis_cli("127.0.0.1", nodes[i].port, nil, list):gsub("%s+$", ""))
+  end
 
   -- Above the ports of others; the bus has port + 10000.
   local function free_port()
@@ -70,8 +75,8 @@ describe("redis cluster", function()
 
   -- The slot of a lease's tree, and a root that the node serves.
   local function slot_of_held(i)
-    local key = cli(i, "--raw KEYS '*:leases'"):match "[^\n]+"
-    return key and tonumber(cli(i, ("CLUSTER KEYSLOT '%s'"):format(key)):match "%d+")
+    local key = cli(i, "KEYS *:leases"):match "[^\n]+"
+    return key and tonumber(cli(i, ("CLUSTER KEYSLOT %s"):format(key)):match "%d+")
   end
 
   local function root_at(i, manager)
@@ -169,12 +174,12 @@ describe("redis cluster", function()
     set(2, "MIGRATING " .. nodes[3].id)
     -- Moves the slot key by key; no caller gets the lock meanwhile.
     while true do
-      local key = cli(2, ("--raw CLUSTER GETKEYSINSLOT %d 1"):format(slot)):match "[^\n]+"
+      local key = cli(2, ("CLUSTER GETKEYSINSLOT %d 1"):format(slot)):match "[^\n]+"
       if not key then break end
       local third = assert(open())
       local ok = third:acquire(root, { timeout = 0 })
       assert.is_nil(ok)
-      local said = cli(2, ("MIGRATE 127.0.0.1 %d '%s' 0 5000"):format(nodes[3].port, key))
+      local said = cli(2, ("MIGRATE 127.0.0.1 %d %s 0 5000"):format(nodes[3].port, key))
       assert.truthy(said == "OK" or said == "NOKEY", said)
     end
     assert_code("connection", assert(open()):acquire(root, { timeout = 0 }))
@@ -205,9 +210,9 @@ describe("redis cluster", function()
       set(to, "IMPORTING " .. nodes[one.at].id)
       set(one.at, "MIGRATING " .. nodes[to].id)
       eventually("the last key", function()
-        local keys = cli(one.at, ("--raw CLUSTER GETKEYSINSLOT %d 20"):format(one.slot))
+        local keys = cli(one.at, ("CLUSTER GETKEYSINSLOT %d 20"):format(one.slot))
         if keys == "" then return true end
-        local said = cli(one.at, ("MIGRATE 127.0.0.1 %d '' 0 5000 KEYS '%s'"):format(nodes[to].port, keys:gsub("\n", "' '")))
+        local said = cli(one.at, ("MIGRATE 127.0.0.1 %d '' 0 5000 KEYS %s"):format(nodes[to].port, keys:gsub("\n", " ")))
         assert.truthy(said == "OK" or said == "NOKEY", said)
       end)
       for _, i in ipairs { to, one.at, 6 - to - one.at } do set(i, "NODE " .. nodes[to].id) end

@@ -3,6 +3,7 @@
 
 local hierlock = require "hierlock"
 local program = require "spec.support.command"
+local redis_cli = require "spec.support.redis_cli"
 local socket = require "socket"
 local stress = require "spec.support.stress"
 local support = require "spec.support"
@@ -35,7 +36,9 @@ describe("redis+sentinel://", function()
     end
 
     local function cli(one, words)
-      return shell(("redis-cli -h 127.0.0.1 -p %s --no-auth-warning -a %s %s 2>&1"):format(one.port, one.password, words))
+      local list = {}
+      for word in words:gmatch "%S+" do list[#list + 1] = word end
+      return redis_cli("127.0.0.1", one.port, one.password, list)
     end
 
     local function signal(one, name) os.execute(("kill -%s %d"):format(name, one.pid)) end
@@ -66,7 +69,7 @@ sentinel failover-timeout locks %d
       end
       support.wait_until(function()
         for _, one in ipairs(sentinels) do
-          local text = cli(one, "SENTINEL MASTER locks | paste -sd' '")
+          local text = cli(one, "SENTINEL MASTER locks"):gsub("\n", " ")
           if not text:find "num%-slaves 1 " or not text:find "num%-other%-sentinels 2 " then return false end
         end
         return true
@@ -222,8 +225,8 @@ sentinel failover-timeout locks %d
       local function settled()
         local port_of_master
         for _, one in ipairs(sentinels) do
-          local named = cli(one, "SENTINEL GET-MASTER-ADDR-BY-NAME locks | tail -n 1")
-          local flags = cli(one, "SENTINEL MASTER locks | paste -sd' '"):match " flags (%S+)"
+          local named = cli(one, "SENTINEL GET-MASTER-ADDR-BY-NAME locks"):match "[^\n]*$"
+          local flags = cli(one, "SENTINEL MASTER locks"):gsub("\n", " "):match " flags (%S+)"
           if named ~= (port_of_master or named) or flags ~= "master" then return nil end
           port_of_master = named
         end

@@ -37,7 +37,7 @@ describe("redis", function()
 
     local function keys(pattern)
       local found = {}
-      for key in cli("--raw", "KEYS", pattern):gmatch "[^\n]+" do found[#found + 1] = key end
+      for key in cli("KEYS", pattern):gmatch "[^\n]+" do found[#found + 1] = key end
       return found
     end
 
@@ -185,11 +185,11 @@ describe("redis", function()
       finally(clear_keys)
       local manager = assert(open({}, "quarantine=1"))
       support.wait_until(function() return manager:acquire(R1, { timeout = 0, ttl = 1 }) end)
-      local run = cli("--raw", "HGET", "hierlock:memory", "run"):match "^(%x+)/0"
+      local run = cli("HGET", "hierlock:memory", "run"):match "^(%x+)/0"
       cli("HSET", "hierlock:memory", "run", run) -- as versions wrote it that did not know databases
       manager = assert(open({}, "quarantine=60"))
       assert(assert(manager:acquire({ "u2" }, { timeout = 0 })):release { confirm = true })
-      assert.equal(run, cli("--raw", "HGET", "hierlock:memory", "run"):match "^%S+")
+      assert.equal(run, cli("HGET", "hierlock:memory", "run"):match "^%S+")
       cli("HSET", "hierlock:memory", "format", "2")
       local err = assert_code("store", manager:acquire({ "u2" }, { timeout = 0 }))
       assert.matches("made by another version of hierlock", err.message)
@@ -321,7 +321,7 @@ describe("redis", function()
         store.command "start"
       end
 
-      before_each(function() dump = cli("--raw", "CONFIG", "GET", "dir"):match "\n(.*)" .. "/dump.rdb" end)
+      before_each(function() dump = cli("CONFIG", "GET", "dir"):match "\n(.*)" .. "/dump.rdb" end)
 
       after_each(function()
         os.remove(dump)
@@ -400,7 +400,7 @@ describe("redis", function()
       for _ = 1, 10 do
         local handle = assert(manager:acquire(U1, { ttl = 1 }))
         local granted = tonumber(handle.token:sub(1, 14), 16) -- a token is the server's time, where that is the greater one
-        local till = tonumber(cli("--raw", "ZSCORE", keys("hierlock:{*}:0:*")[1], "__write__"))
+        local till = tonumber(cli("ZSCORE", keys("hierlock:{*}:0:*")[1], "__write__"))
         assert.is_true(till * 1000 >= granted + 1000000, ("%.0f us"):format(till * 1000 - granted))
         assert(handle:release { confirm = true })
       end
@@ -630,9 +630,9 @@ describe("redis", function()
       local root = keys "hierlock:{*}:0:*"[1]
       assert.equal("zset", cli("TYPE", node))
       assert.equal("2", cli("ZCARD", node))
-      assert.equal(cli("ZSCORE", node, "__write__"), cli("--raw", "ZRANGE", node, "1", "1", "WITHSCORES"):match "\n(%d+)$")
+      assert.equal(cli("ZSCORE", node, "__write__"), cli("ZRANGE", node, "1", "1", "WITHSCORES"):match "\n(%d+)$")
       assert.equal("1", cli("ZCARD", root))
-      assert.equal("", cli("--raw", "ZSCORE", root, "__write__"))
+      assert.equal("", cli("ZSCORE", root, "__write__"))
       assert(handle:release { confirm = true })
       local till = tostring(os.time() + 1) .. "500"
       cli("ZADD", node, till, "a token of theirs", till, "__write__")

@@ -9,6 +9,7 @@
 -- Times are ns. A killed holder may be believed until the last UNTIL. HIERLOCK_HISTORY: for how many seconds.
 
 local uv = require "luv"
+local redis_cli = require "spec.support.redis_cli"
 local support = require "spec.support"
 local symfony = require "spec.support.symfony"
 
@@ -152,7 +153,9 @@ local function new_server()
   self.dsn = ("redis://:rootpassword@%s:%s/0"):format(host, port)
   function self.command(verb, options) servers("control '%s' redis " .. verb, options) end
   function self.cli(words)
-    os.execute(("unset LD_PRELOAD; REDISCLI_AUTH=rootpassword redis-cli -h %s -p %s %s >/dev/null 2>&1"):format(host, port, words))
+    local list = {}
+    for word in words:gmatch "%S+" do list[#list + 1] = word end
+    redis_cli(host, port, "rootpassword", list)
   end
   function self.stop() servers "stop '%s' redis" end
   return self
