@@ -302,9 +302,10 @@ describe("the pages", function()
       assert.is_nil(names[name], name .. " is there twice")
       names[name] = true
       assert.is_truthy(page:find("| `" .. name .. "` |", 1, true), name)
-      local output, status = run("patch -p1 -F0 --dry-run < " .. path)
-      assert(status == 0, name .. ": " .. output)
     end
+    -- One shell for all: they are hundreds.
+    local output, status = run('(for each in spec/planted/*/*.patch; do patch -p1 -F0 -s --dry-run <"$each" || { echo "$each"; exit 1; }; done)')
+    assert(status == 0, output)
     for name in page:gmatch("\n| `([%w-]+)` |") do assert.is_true(names[name], name) end
     assert.is_truthy(next(names))
   end)
