@@ -115,7 +115,8 @@ support.each_leasing_store(function(store)
     assert.is_nil(dot:find("u2", 1, true))
     assert.matches("&#252; &amp; \\\"<b>\\\" \\\\n {x|y}", dot, 1, true)
     assert.same({ [holder] = {}, [waiter] = { holder } }, lasting(graph))
-    for _, format in ipairs { "svg", "png", "pdf", "dot" } do
+    -- What Graphviz draws is the same on every store.
+    for _, format in ipairs(store.name == "embedded" and { "svg", "png", "pdf", "dot" } or { "svg" }) do
       local name = ("%s/a graph's.%s"):format(directory, format)
       local words = { "-o", name, unpack(all) }
       local said = assert_status(0, run(store.dsn, "graph", unpack(words)))

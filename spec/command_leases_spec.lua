@@ -21,6 +21,9 @@ local HOSTILE = {
 
 after_each(program.close)
 
+-- What the command makes of a text is the same on every store, so that most texts and widths are for the embedded one.
+local EACH_OF_THEM = { "-a/b, 100%\27[31m\n\255\254日本%2F '\"$(id)" }
+
 local function lines_of(text)
   local list = {}
   for line in text:gmatch "([^\n]*)\n" do list[#list + 1] = line end
@@ -162,7 +165,8 @@ support.each_store(function(plain)
     end)
 
     it("writes each target so that it can be asked for", function()
-      for _, id in ipairs { "a/b", "100%", "a b", "\27[31m\n", "\255\254", "日本", "a, b", "%2F", "-x", "'\"$(id)" } do
+      for _, id in ipairs(store.name == "embedded" and
+        { "a/b", "100%", "a b", "\27[31m\n", "\255\254", "日本", "a, b", "%2F", "-x", "'\"$(id)" } or EACH_OF_THEM) do
         hold { "u1", id, "r1" }
         local target = targets("u1")[1]
         assert.same({ target }, targets("--", target))
@@ -228,7 +232,7 @@ support.each_store(function(plain)
 
     it("fits a terminal of any width, and says all of it", function()
       hold({ "u1", "an account", "r1" }, { owner = "somebody else", label = "what they do with it" })
-      for _, width in ipairs { 120, 80, 60, 50, 42 } do
+      for _, width in ipairs(store.name == "embedded" and { 120, 80, 60, 50, 42 } or { 60 }) do
         local out = assert_status(0, program.on_terminal(store.dsn, width, "leases").join()).out:gsub("\r", "")
         for _, line in ipairs(lines_of(out)) do assert.is_true(#line <= width, out) end
         for _, text in ipairs { "u1/an account/r1", "exclusive", "somebody else", "what they do with it", "the shop",
