@@ -152,20 +152,22 @@ static int damaged(hl_error *error) {
 
 static int get_target(source *in, hl_plan *plan, hl_error *error) {
   hl_id ids[HL_LEVELS_MAX];
-  uint64_t level, mode, size;
-  if (!get_number(in, &level, 1) || !get_number(in, &mode, 1) ||
-      level >= hl_layout_levels(hl_plan_layout(plan)) || (mode & ~(GIVEN | RAISED)) < HL_SHARED ||
-      (mode & ~(GIVEN | RAISED)) > HL_UPDATE ||
-      ((mode & RAISED) && (mode & ~(GIVEN | RAISED)) != HL_UPDATE))
+  uint64_t level, bits, size;
+  if (!get_number(in, &level, 1) || !get_number(in, &bits, 1) ||
+      level >= hl_layout_levels(hl_plan_layout(plan)))
     return damaged(error);
+  const bool raised = (bits & RAISED) != 0;
+  hl_mode mode = (hl_mode)(bits & ~(GIVEN | RAISED));
+  hl_target target = {(unsigned)level, raised ? HL_EXCLUSIVE : mode, (bits & GIVEN) != 0,
+                      mode == HL_UPDATE};
+  if (mode < HL_SHARED || mode > HL_UPDATE || (raised && mode != HL_UPDATE)) return damaged(error);
   for (unsigned i = 0; i <= level; i++) {
     if (!get_number(in, &size, 2) || size < 1 || size > HL_ID_MAX || in->left < size)
       return damaged(error);
     ids[i] = (hl_id){(const char *)in->data, size};
     (void)get(in, NULL, size);
   }
-  int status = hl__plan_add(plan, ids, (unsigned)level + 1, (hl_mode)(mode & ~(GIVEN | RAISED)),
-                            (mode & GIVEN) != 0, (mode & RAISED) != 0, error);
+  int status = hl__plan_add(plan, ids, target, error);
   if (status != HL_EMISUSE) return status;
   /* In the process that wrote the text, nodes have no names, or other names. */
   if (error) error->status = HL_EMISMATCH;

@@ -99,25 +99,25 @@ static int layout_parse(const char *names, uint32_t buckets, hl_layout **layout,
   return hl_layout_new(list, rest ? 0 : n, buckets, layout, error);
 }
 
-int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets, const char *space,
-                     const char *other, hl_layout **agreed, hl_error *error) {
+int hl__layout_agree(hl_layout *wanted, const hl__space *space, hl_layout **agreed,
+                     hl_error *error) {
   char ours[HL__LAYOUT_NAMES_MAX];
   (void)hl__layout_names(wanted, ours);
   *agreed = NULL;
-  if (buckets > 0 && (wanted->levels_open || strcmp(ours, names) == 0) &&
-      (wanted->buckets_open || wanted->buckets == buckets)) {
+  if (space->buckets > 0 && (wanted->levels_open || strcmp(ours, space->names) == 0) &&
+      (wanted->buckets_open || wanted->buckets == space->buckets)) {
     if (!wanted->levels_open && !wanted->buckets_open) {
       *agreed = hl_layout_ref(wanted);
       return HL_OK;
     }
-    int status = layout_parse(names, buckets, agreed, error);
+    int status = layout_parse(space->names, space->buckets, agreed, error);
     if (status != HL_EMISUSE) return status;
   }
   return hl__error(error, HL_EMISMATCH,
                    "%.130s has %u buckets for each of the levels %.90s; this program wants %u "
                    "for %.90s: leave out `buckets` and `levels`, and it uses the existing ones; "
                    "or %s",
-                   space, buckets, names, wanted->buckets, ours, other);
+                   space->name, space->buckets, space->names, wanted->buckets, ours, space->other);
 }
 
 /* Copies a layout without its names of nodes. */
@@ -138,6 +138,19 @@ int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout, hl_error 
   (*layout)->buckets = 0;
   (*layout)->levels_open = (*layout)->buckets_open = false;
   return HL_OK;
+}
+
+int hl__layout_settle(const hl_layout *wanted, const char *names, hl_layout **agreed,
+                      hl_error *error) {
+  char ours[HL__LAYOUT_NAMES_MAX];
+  bool same = strcmp(hl__layout_names(*agreed ? *agreed : wanted, ours), names) == 0;
+  if (*agreed) return same ? HL_OK : HL_EMISMATCH;
+  if (same) return hl__layout_unbucketed(wanted, agreed, error);
+  hl_layout *theirs = NULL;
+  int status = wanted->levels_open ? layout_parse(names, 1, &theirs, error) : HL_EMISMATCH;
+  if (status == HL_OK) status = hl__layout_unbucketed(theirs, agreed, error);
+  hl_layout_unref(theirs);
+  return status == HL_EMISUSE ? HL_EMISMATCH : status;
 }
 
 /* ----------------------------------------------------------------- names */

@@ -29,12 +29,24 @@ struct hl_layout {
 #define HL__LAYOUT_NAMES_MAX ((size_t)HL_LEVELS_MAX * (HL_LEVEL_NAME_MAX + 1))
 const char *hl__layout_names(const hl_layout *layout, char out[HL__LAYOUT_NAMES_MAX]);
 
+/* A space with buckets, as a store has found it. */
+typedef struct hl__space {
+  const char *name;  /* "the table x" */
+  const char *names; /* of its levels, as from hl__layout_names */
+  uint32_t buckets;
+  const char *other; /* how the program gets a space of its own, for messages */
+} hl__space;
+
 /* Finds the layout on which space and program agree: the space's, unless the program wants another.
-   names: as from hl__layout_names. *agreed: a reference to a layout that leaves nothing open; it is
-   `wanted` if that leaves nothing open. HL_ENOMEM; HL_EMISMATCH: the message begins with `space`
-   ("the table x") and ends with `other`, which says how the program gets a space of its own. */
-int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets, const char *space,
-                     const char *other, hl_layout **agreed, hl_error *error);
+   *agreed: a reference to a layout that leaves nothing open; it is `wanted` if that leaves nothing
+   open. HL_ENOMEM, HL_EMISMATCH. */
+int hl__layout_agree(hl_layout *wanted, const hl__space *space, hl_layout **agreed,
+                     hl_error *error);
+/* The same for a space without buckets, of whose levels a store has found the names. The first
+   session makes *agreed of `wanted`; later ones look whether it is the space's still. HL_ENOMEM;
+   HL_EMISMATCH, without a message. */
+int hl__layout_settle(const hl_layout *wanted, const char *names, hl_layout **agreed,
+                      hl_error *error);
 
 #define HL__PATTERN_MAX 255
 /* Makes a copy of `wanted` whose nodes have names, too. patterns: as hl_config.names; own_names: as

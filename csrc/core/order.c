@@ -257,19 +257,19 @@ static pair *pair_at(uint64_t first, uint64_t second) {
   }
 }
 
-static bool learn_nodes(const hl__order_step *held, uint64_t first, const hl__order_step *taken,
-                        uint64_t second, unsigned kind, const edge *seen, char *report,
-                        size_t size) {
-  pair *other = pair_at(second, first), *own = pair_at(first, second);
+/* Learns the order of two nodes of one kind: one was taken while the other was held. */
+static bool learn_nodes(const hl__order_step *held, const hl__order_step *taken, const pair *nodes,
+                        unsigned kind, char *report, size_t size) {
+  pair *other = pair_at(nodes->second, nodes->first), *own = pair_at(nodes->first, nodes->second);
   if (!own || own->lines.held) return false;
-  *own = (pair){first, second, *seen};
+  *own = *nodes;
   pair_count++;
   if (!other || !other->lines.held || *report) return false;
   char path[128], other_path[128];
   (void)hl_plan_describe(held->plan, path, sizeof path);
   (void)hl_plan_describe(taken->plan, other_path, sizeof other_path);
   (void)snprintf(report, size, "locks of one kind (%s) are taken in both orders: ", names[kind]);
-  say(report, size, "", other_path, path, seen);
+  say(report, size, "", other_path, path, &nodes->lines);
   say(report, size, "; but elsewhere ", path, other_path, &other->lines);
   return true;
 }
@@ -295,9 +295,10 @@ static bool learn_same(const hl__order_step *held, const hl__order_step *taken, 
   bool found = false;
   for (size_t i = 0; i < hl_plan_target_count(held->plan); i++)
     for (size_t j = 0; j < hl_plan_target_count(taken->plan); j++) {
-      uint64_t first, second;
-      if (node_of(held->plan, i, kind, &first) && node_of(taken->plan, j, kind, &second) &&
-          first != second && learn_nodes(held, first, taken, second, kind, seen, report, size))
+      pair nodes = {.lines = *seen};
+      if (node_of(held->plan, i, kind, &nodes.first) &&
+          node_of(taken->plan, j, kind, &nodes.second) && nodes.first != nodes.second &&
+          learn_nodes(held, taken, &nodes, kind, report, size))
         found = true;
     }
   return found;

@@ -200,8 +200,9 @@ static int names_check(const hl_plan *plan, const hl_id *ids, unsigned n, hl_err
   return HL_OK;
 }
 
-int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,
-                 bool raised, hl_error *error) {
+int hl__plan_add(hl_plan *plan, const hl_id *ids, hl_target target, hl_error *error) {
+  unsigned level = target.level, n = level + 1;
+  hl_mode mode = target.mode;
   size_t bytes = 0;
   if (mode != HL_SHARED && mode != HL_EXCLUSIVE && mode != HL_UPDATE)
     return hl__error(error, HL_EMISUSE, "%d is no mode", (int)mode);
@@ -216,17 +217,14 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool
   status = names_check(plan, ids, n, error);
   if (status) return status;
 
-  unsigned level = n - 1;
-  bool updates = mode == HL_UPDATE;
-  mode = hl__mode_of_node(mode, n == plan->layout->levels);
-  bool update_row = mode == HL_UPDATE;
-  if (raised && updates) mode = HL_EXCLUSIVE;
+  bool deepest = n == plan->layout->levels;
+  mode = hl__mode_of_node(mode, deepest);
   plan->targets[plan->target_count++] = (hl__plan_target){
       .ids = plan->byte_count,
       .level = (uint8_t)level,
       .mode = (uint8_t)mode,
-      .mode_given = mode_given,
-      .updates = updates,
+      .mode_given = target.mode_given,
+      .updates = target.updates,
   };
   for (unsigned i = 0; i < n; i++) {
     uint16_t size = (uint16_t)ids[i].size;
@@ -238,7 +236,7 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool
   if (plan->row_count > 0) plan->ordered = false;
   hl_mode row_mode = hl__mode_of_row(mode);
   uint64_t root = hl_layout_bucket(plan->layout, ids, 1);
-  if (update_row)
+  if (target.updates && deepest)
     plan->rows[plan->row_count++] = (hl_row){
         .bucket = n > 1 ? hl_layout_bucket(plan->layout, ids, n) : root,
         .root = (uint32_t)(root ^ root >> 32),
@@ -262,7 +260,7 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool
 int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,
                 hl_error *error) {
   HL__NEEDS(plan && ids, error);
-  return hl__plan_add(plan, ids, n, mode, mode_given, false, error);
+  return hl__plan_add(plan, ids, (hl_target){n - 1, mode, mode_given, mode == HL_UPDATE}, error);
 }
 
 hl_plan *hl__plan_converted(const hl_plan *plan, bool exclusive) {
@@ -270,9 +268,8 @@ hl_plan *hl__plan_converted(const hl_plan *plan, bool exclusive) {
   for (size_t i = 0; made && i < plan->target_count; i++) {
     hl_id ids[HL_LEVELS_MAX];
     hl_target target = hl_plan_target(plan, i, ids);
-    if (hl__plan_add(made, ids, target.level + 1, target.updates ? HL_UPDATE : target.mode,
-                     target.mode_given, exclusive, NULL) == HL_OK)
-      continue;
+    if (target.updates) target.mode = exclusive ? HL_EXCLUSIVE : HL_UPDATE;
+    if (hl__plan_add(made, ids, target, NULL) == HL_OK) continue;
     hl_plan_free(made);
     return NULL;
   }

@@ -37,9 +37,8 @@ struct hl_plan {
   char bytes_inside[HL__PLAN_BYTES_INSIDE];
 };
 
-/* Like hl_plan_add. raised: a target requested in HL_UPDATE has become exclusive. */
-int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,
-                 bool raised, hl_error *error);
+/* Like hl_plan_add. A target that updates is in HL_UPDATE, or has become exclusive. */
+int hl__plan_add(hl_plan *plan, const hl_id *ids, hl_target target, hl_error *error);
 /* Adds all targets and rows of other, which has the same layout. False: out of memory; plan is
    unchanged. */
 bool hl__plan_append(hl_plan *plan, const hl_plan *other);

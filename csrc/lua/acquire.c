@@ -98,10 +98,8 @@ static void call_begin(lua_State *L, call *c, int n) {
 
 /* Calls on_wait. The hook may close the manager and change the options: so both are read again. */
 static void call_tell(lua_State *L, call *c) {
-  int top = lua_gettop(L);
-  hll_trace_begin(L, c->n + 1, c->self, "acquire", c->n, c->plan,
+  hll_trace_begin(L, c->n + 1, c->self, "acquire", c->plan,
                   c->pending ? &c->pending->trace : &c->handle->trace);
-  lua_settop(L, top);
   c->manager = hll_manager_still_open(L, c->self);
   hll_acquire_options_again(L, c->n, &c->options);
 }

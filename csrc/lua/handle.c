@@ -165,9 +165,7 @@ static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
   hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
   lua_pop(L, 1);
   if (!manager || !manager->hooks) return true;
-  int top = lua_gettop(L);
-  hll_trace_begin(L, shared, manager, "extend", 3, plan, trace);
-  lua_settop(L, top);
+  hll_trace_begin(L, shared, manager, "extend", plan, trace);
   hll_acquire_options_again(L, 3, options);
   options->core.agent = manager->agent; /* NULL once the manager is closed */
   return self->lock != NULL;

@@ -267,10 +267,10 @@ void hll_manager_register(lua_State *L);
 bool hll_hook_named(const char *name);
 /* Copies the hooks from the table of options into the shared table. */
 void hll_hooks_set(lua_State *L, int options, int shared);
-/* Calls on_wait: a call begins, with its options at that index. plan: NULL where it is not known
-   yet. Does nothing without hooks. The caller then looks whether its manager or handle is still
-   there. */
-void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *call, int options,
+/* Calls on_wait: a call begins, with its options below the shared table. plan: NULL where it is not
+   known yet. Does nothing without hooks. The caller then looks whether its manager or handle is
+   still there. */
+void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *call,
                      const hl_plan *plan, hll_trace **owner);
 /* Calls on_grant: the handle has the lock. Releases the lock when the hook raises. */
 void hll_trace_granted(lua_State *L, int shared, hll_trace **owner, int handle);

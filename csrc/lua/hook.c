@@ -227,7 +227,7 @@ static void set_targets(lua_State *L, int event, const hl_plan *plan) {
   lua_setfield(L, event, "mode");
 }
 
-void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *call, int options,
+void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *call,
                      const hl_plan *plan, hll_trace **owner) {
   static const char *const copied[] = {"label", "owner", "timeout", "ttl", NULL};
   if (!self->hooks || self->telling) return;
@@ -238,10 +238,10 @@ void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *ca
   lua_setfield(L, event, "call");
   /* Raw, as the options were read. */
   for (const char *const *field = copied; *field; field++) {
-    if (!lua_istable(L, options)) break;
+    if (!lua_istable(L, shared - 1)) break;
     lua_pushstring(L, *field);
     lua_pushvalue(L, -1);
-    lua_rawget(L, options);
+    lua_rawget(L, shared - 1);
     lua_rawset(L, event);
   }
   if (plan) set_targets(L, event, plan);
@@ -258,8 +258,8 @@ void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *ca
   lua_pushvalue(L, event);
   lua_rawset(L, -3); /* should it raise, no hook hears of the trace */
   lua_settop(L, event);
-  if (!tell(L, shared, self, "on_wait", 1)) return;
-  if (*owner) { /* else the manager was closed */
+  if (!tell(L, shared, self, "on_wait", 1)) return; /* and the stack is as it was */
+  if (*owner) {                                     /* else the manager was closed */
     event_take(L, shared, *owner);
     lua_pop(L, 1);
   }

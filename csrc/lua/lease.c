@@ -158,13 +158,11 @@ int hll_manager_import(lua_State *L) {
   hll_pending *pending = lua_toboolean(L, lua_upvalueindex(HLL_STARTS))
                              ? hll_pending_push(L, shared, lua_gettop(L))
                              : NULL;
-  int top = lua_gettop(L);
   hll_trace **trace = pending ? &pending->trace : &handle->trace;
   if (lua_type(L, 2) != LUA_TSTRING)
     hll_misuse(L, "text must be a string, not %s", luaL_typename(L, 2));
   hll_options(L, 3, import_option, &options); /* so that wrong options raise */
-  if (self->hooks) hll_trace_begin(L, shared, self, "import", 3, NULL, trace);
-  lua_settop(L, top);
+  hll_trace_begin(L, shared, self, "import", NULL, trace);
   hl_manager *manager = hll_manager_still_open(L, self);
   options = (hl_options)HL_OPTIONS_INIT;
   hll_options(L, 3, import_option, &options);

@@ -101,11 +101,10 @@ static int layout_agree(const hl__file_space *space, hl_layout *wanted, hl_layou
   char names[HL__LAYOUT_NAMES_MAX], text[200];
   layout_names(names, theirs);
   (void)snprintf(text, sizeof text, "the lock directory %.120s", space->directory.path);
-  return hl__layout_agree(wanted, names, theirs->buckets, text,
-                          "give this program a directory of its own "
-                          "(file:/path), or remove that one while no program "
-                          "uses it",
-                          agreed, error);
+  const hl__space found = {text, names, theirs->buckets,
+                           "give this program a directory of its own (file:/path), or remove that "
+                           "one while no program uses it"};
+  return hl__layout_agree(wanted, &found, agreed, error);
 }
 
 static int control_make(hl__file_space *space, const hl_layout *layout, hl_error *error) {

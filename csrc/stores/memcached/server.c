@@ -28,23 +28,15 @@ static int version_check(hl__memcached_session *session, hl__memcached_link *lin
 /* Levels that the program leaves open are taken from the item. */
 static int levels_agree(hl__memcached_store *store, const char *found, const char *key,
                         hl_error *error) {
-  hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
-  hl_layout *agreed = NULL;
+  const hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
   char names[HL__LAYOUT_NAMES_MAX];
-  int status = HL_OK;
-  if (strcmp(found, hl__layout_names(wanted, names)) == 0)
-    agreed = hl_layout_ref(wanted);
-  else
-    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "", &agreed, error);
+  int status = hl__layout_settle(wanted, found, &store->base.layout, error);
   if (status == HL_EMISMATCH)
     (void)hl__error(error, status,
                     "the levels of this space are %.150s (%s); this program "
                     "wants %.150s: leave out `levels`, and it takes what is "
                     "there; or write another ?prefix= in the DSN",
-                    found, key, names);
-  if (status == HL_OK && !store->base.layout)
-    status = hl__layout_unbucketed(agreed, &store->base.layout, error);
-  hl_layout_unref(agreed);
+                    found, key, hl__layout_names(wanted, names));
   return status;
 }
 

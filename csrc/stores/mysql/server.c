@@ -149,9 +149,10 @@ static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row, hl_err
   if (status) return status;
   (void)snprintf(space, sizeof space, "the table %s%s", store->space,
                  recorded ? "" : " (as hier_lock_meta does not say)");
-  status = hl__layout_agree(store->base.layout ? store->base.layout : store->config->layout, levels,
-                            recorded ? (uint32_t)strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT,
-                            space, "name another table (?table=), made by `hierlock provision`",
+  const hl__space found = {space, levels,
+                           recorded ? (uint32_t)strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT,
+                           "name another table (?table=), made by `hierlock provision`"};
+  status = hl__layout_agree(store->base.layout ? store->base.layout : store->config->layout, &found,
                             &agreed, error);
   if (status) return status;
   if (store->base.layout)

@@ -108,26 +108,12 @@ static int gate_read(hl__pg_session *session, const PGresult *result, hl_error *
 static int layout_agree(hl__pg_session *session, const char *comment, hl_error *error) {
   hl__pg_store *store = session->store;
   const hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
-  hl_layout *agreed;
-  int status;
-  char ours[HL__LAYOUT_NAMES_MAX];
-  if (!comment || strncmp(comment, LEVELS_ARE, strlen(LEVELS_ARE)) != 0) {
-    if (store->base.layout) return HL_OK;
-    return hl__layout_unbucketed(wanted, &store->base.layout, error);
-  }
-  comment += strlen(LEVELS_ARE);
-  if (strcmp(hl__layout_names(wanted, ours), comment) == 0) {
-    if (store->base.layout) return HL_OK;
-    return hl__layout_unbucketed(wanted, &store->base.layout, error);
-  }
-  if (!store->base.layout && wanted->levels_open) {
-    status = hl__layout_agree(store->config->layout, comment, wanted->buckets,
-                              "the comment of public.hier_lock_token", "mend it", &agreed, error);
-    if (status) return status;
-    status = hl__layout_unbucketed(agreed, &store->base.layout, error);
-    hl_layout_unref(agreed);
-    return status;
-  }
+  char names[HL__LAYOUT_NAMES_MAX];
+  const char *ours = hl__layout_names(wanted, names);
+  bool said = comment && strncmp(comment, LEVELS_ARE, strlen(LEVELS_ARE)) == 0;
+  comment = said ? comment + strlen(LEVELS_ARE) : ours;
+  int status = hl__layout_settle(wanted, comment, &store->base.layout, error);
+  if (status != HL_EMISMATCH) return status;
   return hl__error(error, HL_EMISMATCH,
                    "this database has the levels %.130s, as the comment of "
                    "public.hier_lock_token says; this program wants %.130s: "

@@ -13,8 +13,7 @@
 /* Nodes of other levels have other names, so a program with other levels would exclude none. */
 static int layout_agree(hl__redis_session *session, int64_t deadline, hl_error *error) {
   hl__redis_store *store = session->store;
-  hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
-  hl_layout *agreed = NULL;
+  const hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
   char key[96], names[HL__LAYOUT_NAMES_MAX];
   (void)snprintf(key, sizeof key, "%s:levels", store->prefix);
   const char *set[] = {"SETNX", key, hl__layout_names(wanted, names)};
@@ -30,10 +29,7 @@ static int layout_agree(hl__redis_session *session, int64_t deadline, hl_error *
   }
   if (status) return status;
   const char *found = reply->type == REDIS_REPLY_STRING ? reply->str : "";
-  if (strcmp(found, names) == 0)
-    agreed = hl_layout_ref(wanted);
-  else
-    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "", &agreed, error);
+  status = hl__layout_settle(wanted, found, &store->base.layout, error);
   if (status == HL_EMISMATCH)
     (void)hl__error(error, status,
                     "the levels of this database are %.150s (%s); this program "
@@ -41,9 +37,6 @@ static int layout_agree(hl__redis_session *session, int64_t deadline, hl_error *
                     "there; or write another ?prefix= in the DSN",
                     found, key, names);
   freeReplyObject(reply);
-  if (status == HL_OK && !store->base.layout)
-    status = hl__layout_unbucketed(agreed, &store->base.layout, error);
-  hl_layout_unref(agreed);
   return status;
 }
 

@@ -126,22 +126,15 @@ static int tables_make(hl__sqlite_session *session, int *status, hl_error *error
 
 static int layout_agree(hl__sqlite_session *session, const char *names, hl_error *error) {
   hl__sqlite_store *store = session->store;
-  hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
-  hl_layout *said = NULL;
+  const hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
   char ours[HL__LAYOUT_NAMES_MAX];
-  if (strcmp(hl__layout_names(wanted, ours), names) == 0)
-    return store->base.layout ? HL_OK : hl__layout_unbucketed(wanted, &store->base.layout, error);
-  if (store->base.layout || !wanted->levels_open)
-    return hl__error(error, HL_EMISMATCH,
-                     "%s has the levels %.130s; this program wants %.90s: leave "
-                     "out `levels`, and it uses the existing ones; or name another "
-                     "file",
-                     session->path, names, ours);
-  int status = hl__layout_agree(wanted, names, hl_layout_buckets(wanted), session->path,
-                                "name another file", &said, error);
-  if (status == HL_OK) status = hl__layout_unbucketed(said, &store->base.layout, error);
-  hl_layout_unref(said);
-  return status;
+  int status = hl__layout_settle(wanted, names, &store->base.layout, error);
+  if (status != HL_EMISMATCH) return status;
+  return hl__error(error, HL_EMISMATCH,
+                   "%s has the levels %.130s; this program wants %.90s: leave "
+                   "out `levels`, and it uses the existing ones; or name another "
+                   "file",
+                   session->path, names, hl__layout_names(wanted, ours));
 }
 
 /* ---------------------------------------------------------------- opening */
