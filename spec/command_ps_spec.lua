@@ -261,7 +261,7 @@ support.each_leasing_store(function(store)
   it("lists a thousand holders in less than a second, or fewer in less", function()
     -- Each session is a connection, and expensive for a server: so there are fewer of them. A look that grows with
     -- the square of their number may then take as much less.
-    local holders = store.server and not store.leases_only and 400 or 1000
+    local holders = store.server and not store.leases_only and 200 or 1000
     local limit = (holders / 1000) ^ 2
     manager = support.open(store)
     local crowd, held = support.process(store, { pool_size = 1000, hold_timeout = 600 }), 0
