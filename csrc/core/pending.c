@@ -11,11 +11,9 @@
  *                  '-----------------------'----------------------^
  *                    timeout, cancel, close: at once
  *
- *   IN LINE    costs no thread and no connection; the keeper ends it when its
- *              time is up; line.h has its places
- *   AT STORE   a worker makes the blocking call. When the call is given up meanwhile,
- *              it is DONE at once for its owner; the interrupted worker throws
- *              away what it gets, and keeps the place in line until then
+ *   IN LINE    costs no thread and no connection; the keeper ends it in time; see line.h
+ *   AT STORE   a worker makes the blocking call. When the call is given up meanwhile, it is DONE at
+ *              once for its owner; the interrupted worker keeps the place, and drops what it gets
  *   DONE       its descriptor is readable, and hl_pending_wait returns
  */
 #include "pending.h"
@@ -79,11 +77,14 @@ void hl__pending_finish(hl_pending *pending, int status) {
   if (pending->whole) pending->whole->group->member_done(pending->whole, pending);
 }
 
-/* Ends a pending in line, and gives its place up. No worker has it. */
-static void finish_in_line(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
-  hl__line_leave(pending->call.manager, &pending->call.waiter, false);
+/* Ends a pending that no worker has, and gives up its place in line; error.status says how. */
+static void finish_unmade(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
+  if (pending->call.in_line)
+    hl__line_leave(pending->call.manager, &pending->call.waiter, false);
+  else
+    hl__line_advance(pending->call.manager);
   pending->call.in_line = false;
-  hl__pending_finish(pending, status);
+  hl__pending_finish(pending, pending->error.status);
 }
 
 int hl__pending_cancelled_error(hl_error *error) {
@@ -92,28 +93,21 @@ int hl__pending_cancelled_error(hl_error *error) {
 
 static int threads_error(hl_error *error) {
   return hl__error(error, HL_BUSY,
-                   "no thread can be started: see ulimit -u, and the limits of "
-                   "the container");
+                   "no thread can be started: see ulimit -u, and the limits of the container");
 }
 
 /* Model: line.pml, give_up. */
 void hl__pending_give_up(hl_pending *pending) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
-  int status = pending->error.status;
-  if (call->in_line && call->waiter.place < HL__TRIED) {
-    finish_in_line(pending, status);
-    return;
-  }
-  if (hl__worker_take_back(manager, &pending->task)) {
+  bool unmade = call->in_line && call->waiter.place < HL__TRIED;
+  if (!unmade && hl__worker_take_back(manager, &pending->task)) {
     hl__pool_unreserve(manager, &call->reserved);
     atomic_fetch_sub(&pending->references, 1u); /* the owner has one still */
-    if (call->in_line) {
-      finish_in_line(pending, status);
-    } else {
-      hl__pending_finish(pending, status);
-      hl__line_advance(manager);
-    }
+    unmade = true;
+  }
+  if (unmade) {
+    finish_unmade(pending);
     return;
   }
   call->given_up = true;
@@ -121,7 +115,7 @@ void hl__pending_give_up(hl_pending *pending) {
   hl__exit_await(1);                                  /* until its worker has told the store */
   (void)pthread_cond_broadcast(&manager->pool.freed); /* the worker may wait for a connection */
   hl__call_interrupt(call);
-  hl__pending_finish(pending, status);
+  hl__pending_finish(pending, pending->error.status);
 }
 
 /* -------------------------------------------------------------- in line */
@@ -157,7 +151,7 @@ static void waiter_expire(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
     (void)threads_error(&pending->error);
   else
     (void)hl__timeout_error(&pending->error, waiter->plan, pending->call.timeout);
-  finish_in_line(pending, pending->error.status);
+  finish_unmade(pending);
 }
 
 static void waiter_close(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
@@ -266,8 +260,7 @@ static void give_away(hl_pending *pending) {
     (void)hl_lock_release(call->lock, false, NULL);
 }
 
-/* Ends a call that was made, with that status. Gives back what it got if its owner has given it up.
-   */
+/* Ends a call that was made. Gives back what it got if its owner has given it up. */
 static void made(hl_pending *pending, int status, const hl_error *error, hl__blockers *found) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
@@ -467,12 +460,9 @@ int hl_pending_fd(hl_pending *pending, hl_error *error) {
 void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
   if (!pending || !fn || hl__pending_is_foreign(pending)) return;
   hl__manager_mutex_lock(pending->call.manager);
-  if (pending->done) {
-    fn(tag);
-  } else {
-    pending->notify = fn;
-    pending->notify_tag = tag;
-  }
+  pending->notify = fn;
+  pending->notify_tag = tag;
+  if (pending->done) fn(tag);
   hl__manager_mutex_unlock(pending->call.manager);
 }
 
@@ -578,7 +568,7 @@ int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context, hl_e
   int failure = HL_OK;
   for (size_t i = 0; i < group->n; i++) {
     hl_pending *member = group->members[i];
-    if (!member || !hl_pending_done(member)) continue;
+    if (!hl_pending_done(member)) continue; /* also one that was not started */
     int status = holders_tell(member, fn, context, failure ? NULL : error);
     if (!failure) failure = status;
   }
