@@ -319,8 +319,8 @@ describe("the pages", function()
     assert.is_true(n > 30)
   end)
 
-  it("have a heading for each error code in docs/operations.md", function()
-    local found = anchors("docs/operations.md")
+  it("have a heading for each error code in docs/troubleshooting.md", function()
+    local found = anchors("docs/troubleshooting.md")
     for code in read_file("csrc/core/error.c"):gmatch("{HL_%u+[%u_]*, %l+, \"([%l_]+)\"}") do
       if code ~= "ok" and code ~= "misuse" and code ~= "memory" then assert.is_true(found[code] or false, code) end
     end
@@ -400,7 +400,7 @@ end)
 -- ---------------------------------------------------- SQL, on each server
 
 support.each_server(function(store)
-  describe("the SQL of docs/operations.md", function()
+  describe("the SQL of the pages for operators", function()
     local DATABASE = "shop"
     local root, dsn
 
@@ -422,11 +422,11 @@ support.each_server(function(store)
       if root then clean() end
     end)
 
-    local function blocks(section)
+    local function blocks(page, section)
       local found, within = {}, false
-      local _, code = parts("docs/operations.md")
+      local _, code = parts(page)
       local number = 0
-      for line in lines(read_file("docs/operations.md")) do
+      for line in lines(read_file(page)) do
         number = number + 1
         local heading = line:match("^## (.*)$")
         if heading then within = heading == section end
@@ -440,14 +440,14 @@ support.each_server(function(store)
       return found
     end
 
-    local function execute(section)
+    local function execute(page, section)
       local results = {}
-      for _, block in ipairs(blocks(section)) do
+      for _, block in ipairs(blocks(page, section)) do
         for statement in (block.text .. "\n"):gmatch("(.-);\n") do
           results[#results + 1] = root:query(statement)
         end
       end
-      assert.is_true(#results > 0, "no SQL in " .. section)
+      assert.is_true(#results > 0, "no SQL in " .. page .. ": " .. section)
       return results
     end
 
@@ -459,7 +459,7 @@ support.each_server(function(store)
         opened[#opened + 1] = assert(hierlock.open(dsn, { buckets = 100 }))
         return opened[#opened]
       end
-      execute("Privileges")
+      execute("docs/operations.md", "Privileges")
       local manager = open()
       local handle = assert(manager:acquire({ "u1", "a1" }, { label = "a label" }))
       local other = open()
@@ -468,9 +468,9 @@ support.each_server(function(store)
       local _, err = other:acquire({ "u1" }, { timeout = 0 })
       assert.equal("u1/a1", err.holders[1].path)
 
-      local shown = execute("Monitoring")
+      local shown = execute("docs/monitoring.md", "From the server")
       assert.truthy(shown[1][1][4]:find("u1/a1", 1, true))
-      assert.is_true(#execute("Fail-over")[1] >= 1)
+      assert.is_true(#execute("docs/failover.md", "Fail-over")[1] >= 1)
       handle:release { confirm = true }
 
       local connection = support.sql_connection(dsn)
@@ -483,7 +483,7 @@ support.each_server(function(store)
 
     it("counts the rows of the table", function()
       if not root then pending("no administrator here") end
-      for level, row in ipairs(execute("The table")[1]) do
+      for level, row in ipairs(execute("docs/operations.md", "The table")[1]) do
         assert.same({ level - 1, 100, 0, 99 }, { tonumber(row[1]), tonumber(row[2]), tonumber(row[3]), tonumber(row[4]) })
       end
     end)
@@ -491,7 +491,7 @@ support.each_server(function(store)
     it("switches read_only and alters the table, with a limit", function()
       if not root then pending("no administrator here") end
       finally(function() root:query("SET GLOBAL read_only = 0") end)
-      execute("Backups, ALTER, read_only")
+      execute("docs/failover.md", "Backups, ALTER, read_only")
     end)
   end)
 end)

@@ -1,7 +1,7 @@
 /*
  * faults.c - the large faults, which one process of its own does at a time (fault.h),
  * and what the checker expects of each, with the promises of docs/locking.md and
- * docs/operations.md. Nothing here excuses two holders, or tokens
+ * docs/failover.md. Nothing here excuses two holders, or tokens
  * that do not grow.
  *
  * Of each one three times are measured, and have a limit:

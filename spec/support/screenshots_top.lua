@@ -1,4 +1,4 @@
---- The picture of docs/operations.md: `make screenshots`. Programs of a small shop lock on the embedded store, each a process
+--- The picture of docs/monitoring.md: `make screenshots`. Programs of a small shop lock on the embedded store, each a process
 -- on a host with a name of its own, and wait for each other; `hierlock top` runs in tmux, and what its terminal then shows
 -- is drawn by a browser.
 

@@ -29,7 +29,7 @@ local function way_out(subject, err, else_mend)
   if err.code == "mismatch" then return "leave out --levels and --buckets, or name another space in the DSN" end
   if err.retry_after then return ("wait %.0f s, and ask again"):format(math.ceil(err.retry_after)) end
   if err.code == "timeout" then return "see who holds it: " .. subject.command "leases" end
-  return err.code ~= "unsafe_server" and else_mend or "mend what is found above first; docs/operations.md says more of each error"
+  return err.code ~= "unsafe_server" and else_mend or "mend what is found above first; docs/troubleshooting.md says more of each error"
 end
 
 local function seen(manager, target, application)
