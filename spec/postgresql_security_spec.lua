@@ -1,5 +1,5 @@
---- The claims of docs/security.md about PostgreSQL, where no other spec shows them: servers that are not what they
--- seem, the bytes that are sent to them, and the powers of other roles on a real server.
+--- The claims of docs/security.md and docs/false-servers.md about PostgreSQL, where no other spec shows them: servers
+-- that are not what they seem, the bytes that are sent to them, and the powers of other roles on a real server.
 -- Parts: postgresql
 
 local uv = require "luv"
@@ -174,7 +174,7 @@ describe("a hostile server of PostgreSQL's kind", function()
         assert.matches("password", text)
         assert.is_nil(server.sent:find(PASSWORD, 1, true), parameters)
       else
-        assert.truthy(server.sent:find(PASSWORD, 1, true), "docs/security.md: an older libpq gives it")
+        assert.truthy(server.sent:find(PASSWORD, 1, true), "docs/false-servers.md: an older libpq gives it")
       end
     end
     if not known then return end

@@ -1,4 +1,4 @@
---- The claims of docs/security.md, where no other spec shows them: servers that are not what they seem, bad
+--- The claims of docs/security.md and docs/false-servers.md, where no other spec shows them: servers that are not what they seem, bad
 -- certificates, the power to block, see and end others' locks, and texts of strangers.
 
 local uv = require "luv"

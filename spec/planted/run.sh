@@ -15,7 +15,7 @@
 # for go beside those that need servers.
 #
 #   run.sh [--list | --table] [BUG…]     all of them unless said. --list: what they break, and runs nothing;
-#                                        --table: the result as rows of docs/reliability.md, too
+#                                        --table: the result as rows of docs/planted*.md, too
 #
 # A BUG is the name of a patch, without .patch. The last line is `N found, N not found`; anything but 0 not found, and
 # a patch that does not apply, is a failure. With servers in the environment (spec/support/servers.sh) those are used.
