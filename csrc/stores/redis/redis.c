@@ -120,7 +120,8 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   free(store);
 }
 
-/* The channel of this manager alone: no other one's waiters are woken there. */
+/* The channel on which this manager's waiters are woken, and no others. Programs of other versions
+   publish to the name in a waiter's record, and a server may allow no other: the name stays. */
 static int channel_draw(hl__redis_store *store, hl_error *error) {
   uint8_t random[16];
   if (getrandom(random, sizeof random, 0) != sizeof random)
