@@ -6,7 +6,7 @@
 -- held: The client holds so many other locks.
 -- start: The client starts acquisitions and waits for them.
 -- lease: The locks are leases, of fifty users, and the client waits for their release.
--- sent: The same, without a wait for the release.
+-- sent: The locks are such leases, and the client does not wait for their release.
 -- refresh: The client refreshes a lease.
 -- import: The client exports and imports a lease.
 -- beside: Another program holds a lease somewhere else.

@@ -1,7 +1,7 @@
 /*
  * memcached.c - the cost of memcached and the wire, without hierlock: a lease of three nodes, as the store takes it
- * without contention. The client reads the document of the root. One packet writes the liveness item and, by
- * compare-and-swap, the document. Then the client deletes the liveness item. Usage:
+ * without contention. The client reads the document of the root. The client then writes, in one packet, the
+ * liveness item and, by compare-and-swap, the document. At last it deletes the liveness item. Usage:
  *
  *   memcached HOST PORT lease   The client waits for the release, and reads the document once more.
  *   memcached HOST PORT sent    The release is a packet; the client reads its answer behind the next lock's.

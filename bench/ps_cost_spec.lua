@@ -1,5 +1,5 @@
 --- The cost of `hierlock ps` with a thousand holders, for the operator and for the holders, with its two goals: make
--- bench-ps. It measures rates for minutes, so it is no spec.
+-- bench-ps. Measuring rates takes minutes, so `make test` leaves it out.
 
 local support = require "spec.support"
 local program = require "spec.support.command"

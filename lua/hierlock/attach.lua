@@ -27,8 +27,8 @@
 -- language than English (`lc_messages`), a `deadlock` is reported as `store`.
 --
 -- In a space with leases on MySQL and MariaDB, a conflicting lease fails the request with `timeout` at once,
--- whatever the time-out. Waiting would keep the lease's holder from releasing it. Roll back, and try again. (Where
--- the transaction's view is older than the lease, MariaDB 11.6+ says `deadlock`.) The server keeps other programs
+-- whatever the time-out. Waiting would keep the lease's holder from releasing it. Roll back, and try again. Where
+-- the transaction's view is older than the lease, MariaDB 11.6+ says `deadlock`. The server keeps other programs
 -- from recording new leases below the same root until the transaction ends. Unless the transaction is READ
 -- COMMITTED, it keeps them from that anywhere in the space. On PostgreSQL the request waits for the lease. A
 -- transaction that is not READ COMMITTED cannot see the lease: the request fails with `store`.
@@ -91,7 +91,7 @@ local function fail(message, errno, sqlstate, target)
   return core.failure(code, tostring(message) .. hint .. advice, errno, sqlstate, target)
 end
 
--- ------------------------------------------------------- what is sent
+-- ------------------------------------------------------- statements
 
 -- A SELECT with a limit to its wait, in ms.
 local function limited(self, sql, ms)
@@ -372,7 +372,7 @@ end
 -- @return[2] nil
 -- @return[2] err `timeout`, `deadlock`, `cancelled`, `not_provisioned`, `mismatch`,
 --   `unsafe_server`, `connection`, `lost` (the server has rolled the transaction back) or `store`.
---   Whatever it is: ROLLBACK; then try anew what is `retryable`, from the first statement on.
+--   After any error: ROLLBACK; where it is `retryable`, begin again with the first statement.
 --   `errno` and `sqlstate` are the server's
 function attached.acquire(self, target, options)
   attached_check(self)
@@ -487,8 +487,8 @@ local function socket_timeout(options)
   return limit
 end
 
---- Attaches to a connection of LuaSQL's drivers for MySQL and MariaDB, or for PostgreSQL. Asks the
--- server nothing yet.
+--- Attaches to a connection of LuaSQL's drivers for MySQL and MariaDB, or for PostgreSQL. Sends no
+-- statement yet.
 -- @function attach.luasql
 -- @param connection of `luasql.mysql` or `luasql.postgres`
 -- @string[opt] dialect `"mysql"`, `"mariadb"` or `"postgresql"`; need not be said, as the server, or

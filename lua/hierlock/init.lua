@@ -13,7 +13,7 @@
 -- Lua and handles no signals.
 --
 -- Forks. In a child, a manager's copy starts afresh at its first use (and may then fail with what `hierlock.open`
--- says). The child's copies of handles are dead; the parent's locks stay the parent's.
+-- says). The child's copies of handles are dead; the parent keeps its locks.
 --
 -- @module hierlock
 -- @usage
@@ -21,7 +21,7 @@
 -- local manager = assert(hierlock.open("mysql://app:secret@db.example.com/shop"))
 -- local handle, err = manager:acquire({ user = "u1", account = "a1" }, { timeout = 5 })
 -- if not handle then return nil, err end
--- -- Nobody else is in this account or anything in it.
+-- -- No other caller is in this account or anything in it.
 -- handle:release()
 
 -- core is compiled for one Lua. Another one cannot load it, and says which symbol it lacks;
@@ -189,8 +189,8 @@ core.manager_methods.start = core.start.acquire
 -- @tparam[opt] table options as for `manager:acquire`
 -- @treturn[1] handle
 -- @return[2] nil
--- @return[2] err as from `manager:acquire`; `timeout`: none was granted in time; any other failure of one
---   of them ends all
+-- @return[2] err as from `manager:acquire`; `timeout`: no target was granted in time. Any other failure ends
+--   all waits
 
 --- Starts what `acquire_any` does, and does not wait for it; see `manager:start`.
 -- @function manager:start_any

@@ -16,11 +16,11 @@
 --
 -- - `stale`: the row is not as it was read. `err.current` is what stands there now; `err.gone`: nothing does
 -- - `refused`: the row does not fulfil the condition. `err.current` and `err.gone` likewise
--- - `unknown`: COMMIT was sent, or a write outside of a transaction, and no answer came: it was carried out, or not. Never
---   tried again: look
+-- - `unknown`: COMMIT was sent, or a write outside of a transaction, and no answer came: it was carried out, or not. hierlock does
+--   not try again: look
 -- - `forged`: a sealed text that was changed, or sealed for something else
 --
--- `rows.null` stands for NULL in what is given, as Lua has no value for it; in what is read, NULL is nil.
+-- `rows.null` stands for NULL in arguments, as Lua has no value for it; in results, NULL is nil.
 --
 -- A failed serialization (SQLSTATE 40001) is `deadlock`: nothing of the transaction stands, and it may be tried again. The
 -- drivers for PostgreSQL tell no SQLSTATE: what its English messages say is understood.
@@ -330,10 +330,10 @@ end
 --
 -- The program must not begin, commit or roll back by itself meanwhile, nor have a transaction open before. A
 -- coroutine that is closed inside of fn leaves the transaction open: the next call of the db rolls it back first.
--- Where the transaction had ended though fn reports success, COMMIT is `lost`. Work before that end was undone, or
--- committed by such a statement as CREATE TABLE; on MySQL and MariaDB the work after it stands.
+-- Where the transaction had ended though fn reports success, COMMIT is `lost`. The earlier work was undone, or
+-- committed by a statement such as CREATE TABLE; on MySQL and MariaDB the work after it stands.
 -- @function db:transaction
--- @tparam[opt] table options an unknown name raises; those of an inner call must be none
+-- @tparam[opt] table options an unknown name raises; an inner call takes no options
 -- @string[opt] options.isolation `"read uncommitted"`, `"read committed"`, `"repeatable read"` or `"serializable"`; by default
 --   the session's. On SQLite all are serializable
 -- @int[opt=0] options.retries how often fn is called again after a deadlock, a time-out or a failed serialization,
@@ -612,8 +612,8 @@ end
 --   may use no other column that is changed
 -- @tparam[opt] table options an unknown name raises, and so does an empty table
 -- @param[opt] options.version the value read of column `version`, or of the column that `options.tables` names: a whole number
--- @param[opt] options.timestamp likewise of `updated_at`. On SQLite, text as strftime writes it. The resolution is that of the
---   text; where it is whole seconds the time runs ahead of the clock when a row is changed more often
+-- @param[opt] options.timestamp likewise of `updated_at`. On SQLite, text as strftime writes it. The text
+--   sets the resolution; where it is whole seconds the time runs ahead of the clock when a row is changed more often
 -- @tparam[opt] table options.old a row that was read, and `columns`: which ones of it are compared. Text is compared by every
 --   letter, NULL is equal to NULL. Not for BLOB, JSON nor, on MySQL and MariaDB, FLOAT columns
 -- @tparam[opt] {string,...} options.columns columns of `old`; a column that the row does not have counts as NULL
@@ -773,10 +773,10 @@ rows.null = sql.null
 function rows.expr(...) return sql.expr({ ... }, select("#", ...)) end
 
 --- A text of values that a form carries to a user and back: the user can read it, and not change it. So a version
--- survives from the request that shows a screen to the request that saves it.
+-- survives from the request that shows a screen to the request that saves the changes.
 -- @function rows.seal
 -- @string secret the program's own, at least 16 bytes, that users cannot guess
--- @string purpose what it is good for, as in "product 7": it is in the signature, not in the text
+-- @string purpose its use, as in "product 7": this is in the signature, not in the text
 -- @tparam table values {name = value, …}: strings, numbers, booleans, `rows.null`
 -- @treturn string for forms, URLs and cookies as it is, but for what HTML wants of `&`
 function rows.seal(secret, purpose, values) return seal.seal(secret, purpose, values) end

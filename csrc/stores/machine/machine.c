@@ -36,7 +36,7 @@ const char *hl__remote_kind(unsigned long magic) {
   return NULL;
 }
 
-/* The beginning of a file of the kernel's; "" where there is none. */
+/* Reads the beginning of a file of the kernel's; "" if it cannot. */
 static void kernel_says(const char *name, char *text, size_t size) {
   hl__fork_forbid();
   int fd = open(name, O_RDONLY | O_CLOEXEC);

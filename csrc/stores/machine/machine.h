@@ -1,6 +1,6 @@
 /*
- * machine.h - facts that the stores of one machine need. Which boot is this? Is a file on a file
- * system of which another machine may have a part? Was it mounted by its own name? A store that
+ * machine.h - facts for the stores of this machine. Which boot is this? Is a file on a file
+ * system that another machine may share? Was it mounted by its own name? A store that
  * is a module of its own has its own copy.
  */
 #ifndef HIERLOCK_MACHINE_H

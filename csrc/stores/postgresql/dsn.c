@@ -11,8 +11,8 @@
 
 #define CONNECT_TIMEOUT_MS 10000
 
-/* Parses host[:port] or [ipv6][:port], or several, separated by commas: libpq uses the first that
-   answers and is what target_session_attrs wants. libpq needs a list of hosts, made in place, and a
+/* Parses host[:port] or [ipv6][:port], or several, separated by commas. libpq uses the first that
+   answers and fits target_session_attrs. libpq needs a list of hosts, made in place, and a
    list of ports, made in the room behind the copy. */
 static int parse_hosts(char *text, hl_dsn *dsn, hl_error *error) {
   if (!strchr(text, ',')) return hl__dsn_host(text, dsn, error);

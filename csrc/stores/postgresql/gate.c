@@ -5,12 +5,12 @@
  * locked. A request that locks one of these rows later must see the record. Without leases this
  * must cost next to nothing.
  *
- * - The gate is a sequence, public.hier_lock_gate: 2 if there may be leases, 1 if there are
- *   none. A sequence has no versions: all transactions read at once what one has set. So its
+ * - The gate is a sequence, public.hier_lock_gate: 2 if there may be leases, else 1.
+ *   A sequence has no versions: all transactions read a new value at once. So the
  *   value can be a column of the locking statement, evaluated after the locks. (A table read
  *   there would show what was committed before the wait.) A session sets it to 2 before it
- *   commits a record. A session that sets it to 1 has made sure that none is about to commit
- *   a record: see record.c and tables.c.
+ *   commits a record. A session that sets it to 1 has made sure that no session is about to
+ *   commit a record: see record.c and tables.c.
  * - If the gate does not exist, the statement must not search for it in the server's cache,
  *   which is updated only when a statement locks a relation. So the statement locks an
  *   arbitrary one (pg_class), after the rows, and finds a gate made during the wait.

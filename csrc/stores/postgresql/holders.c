@@ -1,7 +1,7 @@
 /*
  * holders.c - finds the holders and waiters of a row. A session describes itself in a comment
- * (tag.c) in front of the statements that it sends while it waits or holds; others see that in
- * pg_stat_activity. pg_locks says which sessions hold or await which keys, also those of other
+ * (tag.c) in front of the statements that it sends while it waits or holds; other sessions read it
+ * in pg_stat_activity. pg_locks says which sessions hold or await which keys, with those of other
  * programs. Only members of pg_read_all_stats see the statements of other roles: without that, only
  * the application_name of such a session is known.
  */
@@ -45,7 +45,7 @@ static bool conflicts(const hl_row *rows, size_t n, int64_t key, hl_mode mode) {
   return false;
 }
 
-/* Of each session, the row that it waits for comes first, if there is one. The functions are those
+/* Lists for each session the row that it waits for first. The functions are those
    under the views pg_locks and pg_stat_activity, and show the same. The views also join catalogs
    that are not needed here, which makes a query three times as long. */
 static void holders_sql(const hl_row *rows, size_t n, int ms, char sql[QUERY_MAX]) {

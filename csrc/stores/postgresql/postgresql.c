@@ -32,8 +32,8 @@ static int not_connected(int status, hl_error *error) {
 }
 
 /* Connects, and checks the server. A short wait does not cut off the connecting, which may take
-   three times as long as the last time; otherwise, over a slow line, no short wait would ever get a
-   connection. Failures do not count as the last time, or a server that hangs would keep each call
+   three times as long as the last time. Otherwise no short wait would ever get a connection over a
+   slow line. Failures do not count as the last time, or a server that hangs would keep each call
    longer than the one before. */
 static int connect_verified(hl__pg_store *store, int64_t deadline, hl__pg_session **session,
                             hl_error *error) {

@@ -1,5 +1,5 @@
 /*
- * postgresql_store.h - what the files of the PostgreSQL store share. Only this folder includes
+ * postgresql_store.h - shared by the files of the PostgreSQL store. Only this folder includes
  * <libpq-fe.h>.
  *
  *     postgresql.c  the store's operations: the life of a session
@@ -327,15 +327,15 @@ int hl__pg_error(const hl__pg_session *session, const PGresult *result, const ch
 int hl__pg_error_state(const char *state, const char *message, const char *doing, hl_error *error);
 /* HL_ECONNECTION: the connection has ended. */
 int hl__pg_gone(const hl__pg_session *session, hl_error *error);
-/* Whether the connection stands, without a round trip. Reads what has come while no answer is
-   outstanding. */
+/* Whether the connection stands, without a round trip. Reads any bytes that came while no
+   answer was outstanding. */
 bool hl__pg_stands(hl__pg_session *session);
 /* Whether the socket is readable or closed. Any thread. */
 bool hl__pg_readable(const hl__pg_session *session);
-/* hl__pg_sent says whether everything was sent that libpq was given since hl__pg_sending. If the
-   kernel refuses bytes, for want of memory say, libpq drops them and all that follow, and reports
-   success: it expects to read the end of the connection, which may never come. Call hl__pg_sending,
-   give libpq the data, then call hl__pg_sent, which also flushes the rest. */
+/* hl__pg_sent says whether everything was sent that libpq was given since hl__pg_sending. The
+   kernel may refuse bytes, for want of memory say. Then libpq drops them and all that follow, and
+   reports success. It expects to read the end of the connection, which may never come.
+   Call hl__pg_sending, give libpq the data, then call hl__pg_sent, which also flushes the rest. */
 void hl__pg_sending(void);
 bool hl__pg_sent(hl__pg_session *session);
 /* HL_ECONNECTION: the data was not sent. */

@@ -107,7 +107,7 @@ bool hl__pg_send_try(hl__pg_session *session, const hl_request *request, const c
   return true;
 }
 
-/* After a failure it is not known what is prepared, so no more shapes are. */
+/* After a failure the session may lack a statement, so it prepares no more shapes. */
 void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fine) {
   char modes[HL__PG_SHAPE_ROWS_MAX + 1], name[32];
   shape_name(request, modes, name);

@@ -10,10 +10,10 @@
  * - The server evaluates a select list from left to right, so it takes the rows in order, and
  *   makes the token after the wait.
  * - Each statement of a message has statement_timeout for itself (since PostgreSQL 13), with
- *   the value at its beginning: so this ends just the wait. It is reset after the last row,
- *   so that what is left of a short wait does not end a later statement.
+ *   the value at its beginning: so this ends just the wait. A reset after the last row keeps
+ *   the rest of a short wait from ending a later statement.
  * - A request that tries once takes one row after the other by CASE, which stops at the first
- *   row that is not free. That is no error, and so not in the server's log.
+ *   row that is not free. The server's log has no error then.
  * - An error ends the transaction: when the server reports it, it has given everything back.
  *   So an extend locks its rows after a savepoint. Rolling back to the savepoint gives back
  *   the rows taken since, and lifts the error. After success the savepoint stays until the

@@ -121,7 +121,7 @@ bool hl__pg_stands(hl__pg_session *session) {
   if (session->ended || PQstatus(connection) != CONNECTION_OK) return false;
   if (!hl__pg_readable(session)) return true;
   bool read = PQconsumeInput(connection) != 0;
-  (void)PQisBusy(connection); /* parses what was read */
+  (void)PQisBusy(connection); /* parses the bytes */
   return read && !session->ended && PQstatus(connection) == CONNECTION_OK;
 }
 
@@ -224,7 +224,7 @@ static bool is_ours(ExecStatusType status) {
          status == PGRES_FATAL_ERROR;
 }
 
-/* Reads what has come. False: more will come. *stranger: the server sent what was not requested. */
+/* Reads the answer so far. False: more will come. *stranger: the server sent an unrequested one. */
 static bool answer_read(hl__pg_session *session, bool *stranger) {
   PGconn *connection = session->connection;
   unsigned ends = 0; /* consecutive NULLs */

@@ -145,7 +145,7 @@ local function together(found, managers, clients, seconds, shared, show, watch)
   return elapsed
 end
 
--- ------------------------------------------------------------------- what is said
+-- ------------------------------------------------------------------- the report
 
 local function duration(seconds)
   if seconds < 0.001 then return ("%.0f us"):format(seconds * 1e6) end

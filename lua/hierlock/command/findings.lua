@@ -18,13 +18,13 @@ local MEND = "mend: "
 --- None yet.
 function findings.new() return setmetatable({ counts = { ok = 0, unseen = 0, warning = 0, wrong = 0 } }, findings) end
 
---- One more.
+--- Adds a finding.
 -- @string check its name, of a few words
 -- @string status of STATUSES
--- @string found what is there
+-- @string found the present state
 -- @string why it matters, a line
--- @param[opt] mend a command, an SQL statement or, in words, what to do; or a list of these. Only what
---   is not ok needs one
+-- @param[opt] mend a command, an SQL statement or, in words, what to do; or a list of these. Only a
+--   finding that is not ok needs one
 function findings:add(check, status, found, why, mend)
   self.counts[status] = self.counts[status] + 1
   if status == "ok" then mend = nil end
@@ -57,10 +57,11 @@ end
 -- Commands stay in one line: they are to be copied.
 local function is_command(mend) return mend:find "^%u%u+ .*;$" or mend:find "^[%l][%w-]* .*%f[%S][-/'\"$%d%u{]" end
 
---- @tparam[opt] number width of the terminal; nil: it is none
+--- The findings as lines of text.
+-- @tparam[opt] number width of the terminal; nil: no terminal
 -- @bool[opt] ascii nothing else can be shown
 -- @bool[opt] colours it has them
--- @bool[opt] brief leaves out what is ok
+-- @bool[opt] brief leaves out findings that are ok
 function findings:lines(width, ascii, colours, brief)
   local function paint(code, words) return colours and "\27[" .. code .. "m" .. words .. "\27[0m" or words end
   local names, lines = 0, {}

@@ -34,7 +34,7 @@ local function leave(status, message)
   os.exit(status, true)
 end
 
--- As pcall(require, module); but Ctrl-C, which Lua makes an error of, ends the command here as it does later.
+-- Works as pcall(require, module); but Ctrl-C, which Lua makes an error of, ends the command here as it does later.
 local function load(module)
   local ok, loaded = pcall(require, module)
   if not ok and tostring(loaded):find "interrupted!" then leave(INTERRUPTED) end

@@ -44,7 +44,7 @@ local function execute(job, statement)
   return job.space.connection:query(statement)
 end
 
--- ------------------------------------------------------- what it should be
+-- ------------------------------------------------------- the wanted state
 
 -- Settles job.buckets and job.levels: as asked, as recorded, or the defaults. Two
 -- that disagree would lock different rows; so nothing is decided twice.

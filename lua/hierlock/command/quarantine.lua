@@ -1,13 +1,13 @@
 --- Whether a Redis grants nothing for a while, as it has forgotten its earlier grants:
 -- csrc/stores/redis/scripts/amnesia.lua. Nothing is held or awaited then, so observers would see an idle store.
--- Changes nothing.
+-- The look changes nothing.
 
 local quarantine = {}
 
 --- A function that tells for how long nothing is granted, as a sentence; nil: it has nothing to tell. On Redis Cluster,
 -- where each slot has such a time of its own, only a request is told.
 -- @tparam table wanted as from server.parse
--- @tparam string application shown to those who look who is connected
+-- @tparam string application shown in the server's list of clients
 function quarantine.watch(wanted, application)
   local connection
   if wanted.store ~= "redis" or wanted.dsn:find "[?&]quarantine=0%f[^%d.]" then return function() end end

@@ -144,8 +144,7 @@ end
 server.ANSWER, server.COUNT = 10, 60
 
 --- A connection to a server of MySQL's kind or PostgreSQL | nil, err. The server's list of connections shows `what`,
--- its purpose. within: how long each answer may take, or as long as the server likes. any: also to a server on which
--- locks would not exclude.
+-- its purpose. `within` limits each answer; nil sets no limit. `any` admits a server on which locks would not exclude.
 function server.connect(wanted, what, within, any)
   local ok, store = pcall(require, "hierlock.store." .. wanted.store)
   if not ok then

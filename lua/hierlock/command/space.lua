@@ -1,4 +1,4 @@
---- The space of buckets of one table as SQL: the wanted state, the present state, and the statements that lead from
+--- A table's buckets as SQL: the wanted state, the present state, and the statements that lead from
 -- one to the other. sql/ says the same for people to run by hand. Decides nothing, prints nothing.
 
 local hierlock = require "hierlock"
@@ -53,7 +53,7 @@ local function literal(text)
   return "_utf8mb4 X'" .. text:gsub(".", function(c) return ("%02X"):format(c:byte()) end) .. "'"
 end
 
--- -------------------------------------------------------------- what is there
+-- -------------------------------------------------------------- the present state
 
 --- The engine of a table, false where there is no table; nil, err.
 function space:engine(name)
@@ -61,8 +61,8 @@ function space:engine(name)
     "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '%s'", name))
 end
 
---- Looks at the two tables: {engine, buckets, levels, empty, leased, unmoved}. engine is nil where there is no table;
--- buckets and levels are nil where nothing is recorded. unmoved: leases are wanted, but the buckets still have the
+--- Looks at the two tables: {engine, buckets, levels, empty, leased, unmoved}. `engine` is nil where there is no table;
+-- `buckets` and `levels` are nil where nothing is recorded. `unmoved`: leases are wanted, but the buckets still have the
 -- name of a space without. Or nil, err.
 function space:look()
   local found = {}

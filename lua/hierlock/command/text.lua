@@ -107,7 +107,7 @@ local function escape(part)
   return (part:gsub(".", function(c) return ("\\x%02x"):format(c:byte()) end))
 end
 
---- Makes one line with nothing that a terminal obeys: control characters, characters that hide or turn others, and
+--- Makes one line with nothing that a terminal obeys. Control characters, characters that hide or turn others, and
 -- bytes that are not UTF-8 become \xNN.
 -- @string s
 -- @bool[opt] ascii so does everything but ASCII

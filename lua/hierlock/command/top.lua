@@ -47,7 +47,7 @@ function top.options(parser)
   lookup.store_options(parser)
 end
 
--- ------------------------------------------------------------------ what is seen
+-- ------------------------------------------------------------------ the picture
 
 -- Names the lock by all that is visible outside its process.
 local function name_of(holder)

@@ -6,8 +6,8 @@
 -- costs no connection of the worker but that one, and no polling. Without a wait there is no timer, and nothing that
 -- would keep a worker from quitting.
 --
--- The end. A handle lives as long as its request, even when the variable is gone: the local of one phase is garbage
--- in the next. And nginx drops the coroutines of a request that is aborted without a word to them. So pendings and
+-- The end. A handle lives as long as its request, even when the variable is gone: a phase's local is garbage in the
+-- next. And nginx drops the coroutines of a request that is aborted without a word to them. So pendings and
 -- handles are tied to the request (csrc/lua/request.c), and cancelled or released by a clean-up handler in C, which
 -- nginx calls whenever and however the request ends. The tie stays through an internal redirect, which replaces
 -- ngx.ctx. A timer has a request of its own; a subrequest's handler is its main request's.

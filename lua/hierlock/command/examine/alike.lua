@@ -94,10 +94,10 @@ local function report(found, partial, told, n, stores)
   end
 end
 
---- Adds its findings. Changes nothing.
+--- Adds its findings, and changes nothing.
 -- @param subject the quorum, as hierlock.command.examine.subject has it
 -- @param found findings
--- @param members its stores, in the same way; unused: nobody has used it yet, and nothing else is wrong with it
+-- @param members its stores, in the same way; unused: no program has used it yet, and nothing else is wrong with it
 function alike.examine(subject, found, members)
   local managers = {}
   for i, member in ipairs(members) do

@@ -11,7 +11,7 @@ local mysql = {}
 
 local LOOPBACK = { localhost = true, ["127.0.0.1"] = true, ["::1"] = true }
 local IN_FILE = { tx_isolation = "transaction-isolation" }
--- What error 1226 calls the limits of an account, and what ALTER USER calls them.
+-- The limits of an account: the names in error 1226, and those for ALTER USER.
 local LIMITS = { max_questions = "MAX_QUERIES_PER_HOUR", max_updates = "MAX_UPDATES_PER_HOUR",
   max_connections_per_hour = "MAX_CONNECTIONS_PER_HOUR", max_user_connections = "MAX_USER_CONNECTIONS" }
 local LONG_WAIT = 1 -- s, below which innodb_lock_wait_timeout disturbs programs that attach

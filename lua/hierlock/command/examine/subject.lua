@@ -1,4 +1,4 @@
---- The store that is examined, as the files beside this one have it. Its fields: dsn, said (the result of core.dsn),
+--- The store that is examined, as the files beside this one have it. The fields: dsn, said (the result of core.dsn),
 -- store, path, where (for people), command(words) (another subcommand's command line). From the arguments come
 -- levels, buckets, pool_size, processes, quick, quiet. A store of a quorum has leases_wanted.
 

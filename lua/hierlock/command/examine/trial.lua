@@ -129,9 +129,9 @@ local function try(subject, found, first, second, target)
   if subject.leases_tried ~= false then try_leases(subject, found, first, second, target) end
 end
 
---- Tries a store, of whatever kind. subject.lock_denied, leases_denied, observers_blind: the mend where the store
--- denies that; leases_tried: false where no lease can be tried, or the lock is one. unsettled: no program has used
--- the store yet, and the first to open it settles its levels.
+--- Tries a store of any kind. Its subject has the mends for denials: `lock_denied`, `leases_denied`, `observers_blind`.
+-- `leases_tried` is false where no lease can be tried, or the lock is one. `unsettled`: no program has used the store
+-- yet, and the first to open it settles its levels.
 function trial.run(subject, found)
   if subject.unsettled and not subject.levels then
     return found:add("opens", "unseen", "no program has used the store yet; the first one decides its levels", WHY_OPEN,
