@@ -304,7 +304,7 @@ describe("the pages", function()
       names[name] = true
       assert.is_truthy(page:find("| `" .. name .. "` |", 1, true), name)
     end
-    -- One shell for all: they are hundreds.
+    -- All patches share a shell, as there are hundreds.
     local output, status = run('(for each in spec/planted/*/*.patch; do patch -p1 -F0 -s --dry-run <"$each" || { echo "$each"; exit 1; }; done)')
     assert(status == 0, output)
     for name in page:gmatch("\n| `([%w-]+)` |") do assert.is_true(names[name], name) end

@@ -62,7 +62,7 @@ local CHECK = [[
   assert(manager:acquire_all(all, try)):release()
 ]]
 
--- The same for leases: forgetting them does not release them.
+-- Leases likewise: forgetting them does not release them.
 local LEASES = [[
   text = nil
   local handle = assert(manager:acquire({ "o1" }, { ttl = 600, timeout = 0, owner = "me" }))

@@ -24,7 +24,7 @@ local function read_file(name)
   return text
 end
 
--- ------------------------------------------------------------ what is printed
+-- ------------------------------------------------------------ the output
 
 local printed = assert(read_file("docs/waiting.md"):match("\n## Quick start.-\n(.-)\n## "), "there is no quick start")
 

@@ -342,7 +342,7 @@ support.each_server(function(store)
       opened[#opened + 1] = manager
       assert.equal("store", select(2, manager:holders { "u1", "a1" }).code)
       assert.is_true(handle:check())
-      -- The same user can end it.
+      -- A session of that user can end it.
       store.sql():query("KILL %d", id)
       assert.equal("lost", select(2, handle:check()).code)
     end)

@@ -91,7 +91,7 @@ describe("units", function()
     end
   end)
 
-  -- ------------------------------------------------------- what is reported
+  -- ------------------------------------------------------- the reports
 
   local embedded = support.stores[1]
   local function open(...) return open_on(embedded, ...) end

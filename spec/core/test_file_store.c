@@ -50,7 +50,7 @@ static char directory[64];
 static hl_dsn dsn;
 static hl_store_config config;
 
-/* Shared by the processes of one test; zero at its beginning. */
+/* Shared by a test's processes; zero when the test begins. */
 static struct shared {
   atomic_int step, stop, holders[16], writers[16], wrong, grants[16];
   _Atomic uint64_t token;

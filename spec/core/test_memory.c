@@ -1,7 +1,7 @@
 /*
  * test_memory.c - malloc fails at each of its calls, alone or with all that follow, in every
  * thread. Meanwhile a program opens a manager, locks in every way that there is, and closes it.
- * It runs on the embedded store, and on the servers that the environment names (see
+ * The test runs on the embedded store, and on the servers that the environment names (see
  * spec/support/servers.sh). Whatever a call returns then, the process goes on, and after the
  * manager is closed nothing is held, no descriptor is open and nothing has leaked.
  *

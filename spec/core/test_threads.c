@@ -1,7 +1,7 @@
 /*
  * test_threads.c - many threads on one manager, and children born while they are at it: on the
  * embedded store, and on the servers that the environment names (see spec/support/servers.sh).
- * Its errors show best under ThreadSanitizer: `make tsan`.
+ * Errors show best under ThreadSanitizer: `make tsan`.
  */
 #include "dsn.h"
 #include "hierlock.h"

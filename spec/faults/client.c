@@ -299,7 +299,7 @@ static void script(void) {
   expect_nothing_held("after the manager is closed,");
 }
 
-/* -------------------------------------------------------- what is left behind */
+/* -------------------------------------------------------- leftovers */
 
 static int entries(const char *name) {
   DIR *directory = opendir(name);

@@ -184,7 +184,7 @@ static void race(void) {
   (void)atomic_fetch_add(&area->rounds, 1u);
 }
 
-/* ------------------------------------------------------- what is left behind */
+/* ------------------------------------------------------- leftovers */
 
 static int files_left(char first[256]) {
   DIR *directory = opendir(area->directory);

@@ -44,7 +44,7 @@ typedef struct direction {
   dice dice;
 } direction;
 
-/* The most bytes of one arrival that go singly; more would take too long. */
+/* The most bytes of an arrival that go singly; more would take too long. */
 #define BYTES_MOST 600
 
 static int server_port;

@@ -115,7 +115,7 @@ local sql = require "spec.support.sql"
 
 for _, name in ipairs { "column", "luasql", "luasql_postgresql", "sql_connection" } do support[name] = sql[name] end
 
--- What the store of a server has beside.
+-- Further fields of a server's store.
 local function add_server(store, dsn, root_dsn, control)
   store.bare_dsn, store.dsn, store.root_dsn, store.control = dsn, dsn, root_dsn, control
   --- For looking, and for a table of the spec's own; as the tests' user.

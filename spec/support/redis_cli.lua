@@ -1,4 +1,4 @@
---- What redis-cli would print, without the start of a program for each question.
+--- Prints as redis-cli would, without the start of a program for each question.
 
 local socket = require "socket"
 

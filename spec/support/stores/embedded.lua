@@ -1,4 +1,4 @@
---- The embedded store, in the directory of the spec's run. It is the first of support.stores.
+--- The embedded store, in the directory of the spec's run. This store is the first of support.stores.
 
 local embedded = {}
 
