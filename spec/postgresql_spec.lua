@@ -322,6 +322,20 @@ support.on_postgresql(function(store)
     assert.equal("57014", err.sqlstate)
   end)
 
+  it("counts a wait whose time ends just after the last row as a time-out, not as a grant that the server takes back", function()
+    if not store.control then return pending("the server is not ours") end
+    finally(function() store.command "restart" end)
+    store.command("restart", nil, support.library "late")
+    local manager, other = open(), open()
+    local handle = assert(other:acquire(R1))
+    local wait = assert(manager:start(R1, { timeout = 0.5 }))
+    support.wait_until(function() return store.waiting() == 1 end, "the waiter")
+    handle:release()
+    local granted, err = wait:wait(support.DEADLINE)
+    assert.is_nil(granted, granted and select(2, granted:check()))
+    assert.equal("timeout", err.code)
+  end)
+
   -- -------------------------------------------------------------- the lease
 
   it("frees the locks of a holder that is not heard of for hold_timeout", function()

@@ -451,7 +451,7 @@ support.on_sqlite(function(store)
         local manager = assert(require("hierlock").open(arg[1], { levels = { "user", "account", "resource" }, buckets = 1000 }))
         for i = 1, 20 do assert(assert(manager:acquire({ "u" .. i }, { ttl = 60 })):release { confirm = true }) end
         manager:close()]]
-      local shim = package.cpath:match "([^;]*/build/[^;]*)/%?%.so" .. "/hierlock_spec/syncs.so"
+      local shim = support.library "syncs"
       local counted = {}
       for _, params in ipairs { "", "?synchronous=full", "?synchronous=normal" } do
         local name = os.tmpname()

@@ -223,11 +223,7 @@ void call_returned(record *r, int status, hl_lock *lock, const hl_error *error, 
              hl_status_name(status), error->message);
   }
   /* A statement that an administrator kills is `cancelled`, too. */
-  /* Known, and not mended: PostgreSQL may notice the end of an earlier wait's time only in the
-     session's next statement, and the call of that statement is `cancelled`. It holds nothing. */
-  bool late = strstr(error->message, "due to statement timeout") != NULL;
-  if (status == HL_CANCELLED && !cancelled && !late &&
-      !killed_query(error->server_errno, error->message))
+  if (status == HL_CANCELLED && !cancelled && !killed_query(error->server_errno, error->message))
     complain("worker %d thread %d: `cancelled`, and nobody did: %s", r->worker, r->thread,
              error->message);
   if (status == HL_ELOST && r->kind == CALL_IMPORT) {

@@ -30,7 +30,7 @@ local function spawn(program, arguments, variables, input)
   out:read_start(function(_, data) self.out = self.out .. (data or "") if not data then out:close() end end)
   err:read_start(function(_, data) self.err = self.err .. (data or "") if not data then err:close() end end)
   function self.until_true(condition, what)
-    return support.wait_until(condition, what, nil, support.turn)
+    return support.wait_until(function() uv.run("nowait") return condition() end, what)
   end
   function self.join()
     self.until_true(function() return self.status and out:is_closing() and err:is_closing() end,

@@ -27,23 +27,13 @@ function support.collect()
   for _ = 1, 3 do collectgarbage() end
 end
 
---- Runs luv's loop until something has happened there, for so many seconds at most.
-function support.turn(seconds)
-  local timer = uv.new_timer()
-  timer:start(math.max(math.floor(seconds * 1000 + 0.5), 0), 0, function() end)
-  uv.run("once")
-  timer:close()
-  uv.run("nowait") -- luv crashes at the end of a state that has open handles
-end
-
---- Waits until condition() is true, and returns its result; fails after so many seconds, or DEADLINE. sleep: what
--- waits between two looks, support.turn where luv's loop brings what the condition looks at.
-function support.wait_until(condition, what, patience, sleep)
+--- Waits until condition() is true, and returns its result; fails after so many seconds, or DEADLINE.
+function support.wait_until(condition, what, patience)
   local deadline, pause = support.now() + (patience or support.DEADLINE), 0.002
   repeat
     local result = condition()
     if result then return result end
-    (sleep or support.sleep)(pause)
+    support.sleep(pause)
     pause = math.min(pause * 1.2, 0.01) -- looking costs a server something
   until support.now() > deadline
   error("gave up waiting for " .. (what or "a condition"), 2)
@@ -136,11 +126,11 @@ local function add_server(store, dsn, root_dsn, control)
     store.connection, store.root_connection = nil, nil
   end
   --- stop, start, restart, kill; a server that is started gets the options, too,
-  -- words without spaces.
-  function store.command(verb, options)
+  -- words without spaces, and a library for LD_PRELOAD.
+  function store.command(verb, options, preload)
     -- A sanitizer is preloaded for us, and not for the server.
-    local ok = os.execute(("unset LD_PRELOAD; HIERLOCK_SERVER_OPTIONS='%s' %s %s >/dev/null 2>&1"):format(
-      options or "", control, verb))
+    local ok = os.execute(("LD_PRELOAD='%s' HIERLOCK_SERVER_OPTIONS='%s' %s %s >/dev/null 2>&1"):format(
+      preload or "", options or "", control, verb))
     assert(ok == true or ok == 0, "the server did not " .. verb)
     store.close_connections()
   end
@@ -484,8 +474,9 @@ function support.process(store, options, dsn, command)
     local deadline = support.now() + seconds
     local line = take_line(self)
     while not line and support.now() < deadline and not (self.exited and self.buffer == "") do
-      support.turn(deadline - support.now())
+      uv.run("nowait")
       line = take_line(self)
+      if not line then uv.sleep(1) end
     end
     return line
   end
@@ -495,7 +486,7 @@ function support.process(store, options, dsn, command)
     if signal == "sigkill" then self:join() end
   end
   function self:join()
-    support.wait_until(function() return self.exited end, "the peer's end", nil, support.turn)
+    support.wait_until(function() uv.run("nowait") return self.exited end, "the peer's end")
   end
   function self:finish()
     if not input:is_closing() then input:close() end
@@ -505,8 +496,10 @@ function support.process(store, options, dsn, command)
     live[self] = nil
     self:finish()
     local start = support.now()
-    local function left() return (self.unanswered > 0 and 0.2 or 2) - (support.now() - start) end
-    while not self.exited and left() > 0 do support.turn(left()) end
+    while not self.exited and support.now() - start < (self.unanswered > 0 and 0.2 or 2) do
+      uv.run("nowait")
+      uv.sleep(1)
+    end
     if not self.exited then self:signal("sigkill") end
     -- luv crashes at the end of a state that has open handles.
     if not output:is_closing() then output:close() end
@@ -644,6 +637,11 @@ function support.run(chunk, before)
   pipe:close()
   local output, status = text:match("^(.*)=(%d+)\n$")
   return output, tonumber(status)
+end
+
+--- The library made of spec/support/NAME.c, for LD_PRELOAD.
+function support.library(name)
+  return package.cpath:match "([^;]*/build/[^;]*)/%?%.so" .. "/hierlock_spec/" .. name .. ".so"
 end
 
 local tells

@@ -4,14 +4,16 @@
  *
  *     BEGIN; SET LOCAL lock_timeout=0; SET LOCAL statement_timeout=...;
  *     SELECT pg_advisory_xact_lock_shared(...), ..., pg_advisory_xact_lock(...),
- *            set_config('lock_timeout',...), set_config('statement_timeout','0',true),
- *            token, server, gate
+ *            set_config('lock_timeout',...), set_config('statement_timeout','0',true);
+ *     SELECT token, server, gate
  *
- * - The server evaluates a select list from left to right, so it takes the rows in order, and
- *   makes the token after the wait.
+ * - The server evaluates a select list from left to right, so it takes the rows in order.
  * - Each statement of a message has statement_timeout for itself (since PostgreSQL 13), with
  *   the value at its beginning: so this ends just the wait. A reset after the last row keeps
  *   the rest of a short wait from ending a later statement.
+ * - The time may run out just after the last row was locked. Then the server ends the transaction
+ *   where it next looks for interrupts: at the latest before the second SELECT. Without that
+ *   SELECT it would do so after it had reported the grant.
  * - A request that tries once takes one row after the other by CASE, which stops at the first
  *   row that is not free. The server's log has no error then.
  * - An error ends the transaction: when the server reports it, it has given everything back.
@@ -95,7 +97,7 @@ static void put_statement(text *t, const hl__pg_session *session, const hl_reque
   if (!request->try_once)
     put(t,
         "set_config('lock_timeout','%d',true),"
-        "set_config('statement_timeout','0',true),",
+        "set_config('statement_timeout','0',true);SELECT 0,",
         HL__PG_TABLE_MS);
   char columns[768];
   (void)hl__pg_columns(session, columns, sizeof columns);
