@@ -906,6 +906,14 @@ support.on_redis(function(store)
     end
   end)
 
+  it("names an append-only file that is not written while it is rewritten, and the line mends that", function()
+    set("appendonly", "yes")
+    set("appendfsync", "always")
+    set("no-appendfsync-on-rewrite", "yes")
+    assert_finding("warning", examine(store.dsn), "persistence")
+    assert_mended("persistence", store.dsn)
+  end)
+
   it("advises no setting on a server where others keep something, or that does not show whether", function()
     set("maxmemory-policy", "allkeys-lru")
     local app = store.dsn:gsub("//.-@", "//app:app@")

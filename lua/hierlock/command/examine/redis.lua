@@ -119,6 +119,9 @@ local function persistence(self, found)
       local mends = denied(err) and self.user and commands(self, ("ACL SETUSER %s '+config|get'"):format(files.word(self.user)))
       if mends then mends[#mends + 1] = "and, so that it lasts, ACL SAVE on a server with an aclfile, CONFIG REWRITE on another" end
       found:add("persistence", "unseen", "an append-only file, and how it is written is not shown: " .. err.message, why, mends)
+    elseif sync == "always" and setting(self, "no-appendfsync-on-rewrite") ~= "no" then
+      found:add("persistence", "warning", "an append-only file, written always, but not while it is rewritten", why,
+        config(self, "no-appendfsync-on-rewrite no"))
     else
       found:add("persistence", sync == "always" and "ok" or "warning", "an append-only file, written " .. sync, why, config(self, "appendfsync always"))
     end
