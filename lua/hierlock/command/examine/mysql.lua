@@ -14,22 +14,13 @@ local IN_FILE = { tx_isolation = "transaction-isolation" }
 -- The limits of an account: the names in error 1226, and those for ALTER USER.
 local LIMITS = { max_questions = "MAX_QUERIES_PER_HOUR", max_updates = "MAX_UPDATES_PER_HOUR",
   max_connections_per_hour = "MAX_CONNECTIONS_PER_HOUR", max_user_connections = "MAX_USER_CONNECTIONS" }
+local NEW = "8.0"   -- a version that is no reason to refuse a server
 local LONG_WAIT = 1 -- s, below which innodb_lock_wait_timeout disturbs programs that attach
 
 -- ------------------------------------------------------------- asking
 
-local VARIABLES = {
-  "version", "read_only", "super_read_only", "innodb_read_only", "wsrep_on", "log_bin", "binlog_format",
-  "group_replication_group_name", "group_replication_single_primary_mode", "transaction_isolation", "tx_isolation",
-  "innodb_deadlock_detect", "innodb_lock_wait_timeout", "performance_schema", "max_connections", "max_user_connections",
-  "innodb_flush_log_at_trx_commit", "sync_binlog", "innodb_buffer_pool_size", "idle_transaction_timeout",
-  "idle_readonly_transaction_timeout", "idle_write_transaction_timeout", "port", "init_connect", "skip_innodb",
-  "innodb_doublewrite",
-}
-local STATES = { "Threads_connected", "Max_used_connections", "Uptime" }
-
-local function pairs_of(connection, what, names)
-  local rows, err = connection:query(("SHOW GLOBAL %s WHERE Variable_name IN ('%s')"):format(what, table.concat(names, "','")))
+local function pairs_of(connection, what)
+  local rows, err = connection:query("SHOW GLOBAL " .. what)
   if not rows then return nil, err end
   local found = {}
   for _, row in ipairs(rows) do found[row[1]] = row[2] end
@@ -79,6 +70,13 @@ end
 
 -- ------------------------------------------------------------- the server
 
+-- Asks the store's own judge about these variables, of a server that is new enough: true value, or nil, err.
+local function judge(self, names)
+  local facts = { version = NEW }
+  for _, name in ipairs(names) do facts[name] = self.variables[name] end
+  return core.judge_mysql(facts)
+end
+
 local function version(self, found)
   local dialect, err = core.judge_mysql { version = self.variables.version }
   found:add("version", dialect and "ok" or "wrong", dialect and self.variables.version or err.message,
@@ -91,9 +89,8 @@ local function read_only(self, found)
   local why = "On a read-only server, a replica mostly, locks are granted, but exclude no other program."
   local mends, names = {}, {}
   for _, name in ipairs { "super_read_only", "read_only", "innodb_read_only" } do
-    local is = self.variables[name]
-    if is and is ~= "OFF" and is ~= "0" then
-      names[#names + 1] = name .. " = " .. is
+    if not judge(self, { name }) then
+      names[#names + 1] = name .. " = " .. self.variables[name]
       if name ~= "innodb_read_only" then
         for _, line in ipairs(set(self, name, "OFF")) do mends[#mends + 1] = line end
       else
@@ -122,16 +119,12 @@ end
 
 local function cluster(self, found)
   local variables = self.variables
-  local why = "In a cluster with several primaries, a row lock on one node does not hold on the others."
-  if is_on(variables.wsrep_on) then
-    found:add("cluster", "wrong", "a node of Galera (wsrep_on)", why, "use a server outside of the cluster for the locks")
-  elseif (variables.group_replication_group_name or "") ~= "" then
-    local single = is_on(variables.group_replication_single_primary_mode)
-    found:add("cluster", single and "ok" or "wrong", single and "a group with one primary" or "a group with several primaries", why,
+  local safe, err = judge(self, { "wsrep_on", "group_replication_group_name", "group_replication_single_primary_mode" })
+  found:add("cluster", safe and "ok" or "wrong",
+    not safe and err.message or (variables.group_replication_group_name or "") ~= "" and "a group with one primary" or "none",
+    "In a cluster with several primaries, a row lock on one node does not hold on the others.",
+    is_on(variables.wsrep_on) and "use a server outside of the cluster for the locks" or
       "SELECT group_replication_switch_to_single_primary_mode();")
-  else
-    found:add("cluster", "ok", "none", why)
-  end
 end
 
 local function binlog(self, found)
@@ -418,8 +411,8 @@ function mysql.examine(subject, found)
   end
   local self = { connection = connection, subject = subject, found = found }
   local who, database
-  self.variables, err = pairs_of(connection, "VARIABLES", VARIABLES)
-  if self.variables then self.states, err = pairs_of(connection, "STATUS", STATES) end
+  self.variables, err = pairs_of(connection, "VARIABLES")
+  if self.variables then self.states, err = pairs_of(connection, "STATUS") end
   if self.states then who, err = value(connection, "SELECT CURRENT_USER()") end
   if who then database, err = value(connection, "SELECT DATABASE()") end
   if err then
