@@ -8,17 +8,12 @@ local postgresql = {}
 
 local LOOPBACK = { localhost = true, ["127.0.0.1"] = true, ["::1"] = true }
 local SLOW_DETECTION = 10000 -- ms
+local NEW = 130000           -- a version that is no reason to refuse a server
 local LEVELS = 3             -- rows of a usual lock, where nothing else is said
 
-local SETTINGS = {
-  "max_connections", "superuser_reserved_connections", "reserved_connections", "max_locks_per_transaction", "max_prepared_transactions",
-  "deadlock_timeout", "track_activities", "fsync", "synchronous_commit", "full_page_writes", "idle_session_timeout", "autovacuum",
-  "default_transaction_isolation",
-}
-
 local FACTS = [[
-SELECT version(), current_setting('server_version_num'), pg_is_in_recovery(), EXISTS(SELECT FROM pg_catalog.pg_extension WHERE extname
-  IN ('bdr','spock')), current_user, current_database(), (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()),
+SELECT version(), current_setting('server_version_num'), pg_is_in_recovery(), ]] .. core.postgresql_multiple .. [[,
+  current_user, current_database(), (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()),
   (SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()),
   (SELECT COUNT(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'),
   (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), (SELECT datconnlimit FROM pg_database WHERE datname = current_database()),
@@ -67,12 +62,16 @@ local function see_all(self) return ("GRANT pg_read_all_stats TO %s;"):format(qu
 -- -------------------------------------------------------------- checks
 
 local function version(self, found)
-  local safe, err = core.judge_postgresql { version = self.version, number = self.number, standby = false, multiple = false }
-  found:add("version", safe and "ok" or "wrong", safe and self.version:match "^[^,]*" or err.message,
+  -- Adds what the store itself would say of these facts.
+  local function judge(check, facts, well, why, mend)
+    local safe, err = core.judge_postgresql(facts)
+    found:add(check, safe and "ok" or "wrong", safe and well or err.message, why, mend)
+  end
+  judge("version", { version = self.version, number = self.number }, self.version:match "^[^,]*",
     "Older servers, and others that speak its protocol, have other advisory locks, or none.", "install PostgreSQL 13 or later")
-  found:add("standby", self.standby and "wrong" or "ok", self.standby and "it is one" or "no",
+  judge("standby", { number = NEW, standby = self.standby }, "no",
     "On a standby locks are granted, but exclude no other program.", "name the primary in the DSN, or all servers with target_session_attrs=primary")
-  found:add("cluster", self.multiple and "wrong" or "ok", self.multiple and "several primaries (bdr, spock)" or "none that can be seen",
+  judge("cluster", { number = NEW, multiple = self.multiple }, "none that can be seen",
     "With several primaries, an advisory lock on one does not hold on the others.", "use a server outside of the cluster for the locks")
 end
 
@@ -246,7 +245,7 @@ function postgresql.examine(subject, found)
   local connection, err = connect(subject)
   local settings, facts
   if connection then
-    settings, err = connection:query(("SELECT name, setting, source FROM pg_settings WHERE name IN ('%s')"):format(table.concat(SETTINGS, "','")))
+    settings, err = connection:query "SELECT name, setting, source FROM pg_settings"
     if settings then facts, err = connection:query(FACTS) end
     if not facts then connection:close() end
   end
