@@ -101,6 +101,19 @@ each(function(kind, dsn, store, by)
     return err
   end
 
+  it("asks for the settings of its connection once", function()
+    local sent = 0
+    local ask = db.query
+    db.query = function(...)
+      sent = sent + 1
+      return ask(...)
+    end
+    assert(db:read(PRODUCT, 1))
+    sent = 0
+    assert(db:read(PRODUCT, 1))
+    assert.equal(1, sent)
+  end)
+
   -- ------------------------------------------------- the three troubles
 
   -- Takes n of product 1; true, or nil, code. Each is a chunk of a program.

@@ -161,32 +161,30 @@ local function ready(self)
   local left, reason = leave_abandoned(self)
   if not left then return nil, reason end
   if self.settled then return true end
-  if self.dialect then
-    -- Without this SQLite would not wait at all.
-    if self.dialect == "sqlite" and not self.query(("PRAGMA busy_timeout=%d"):format(self.timeout)) then
-      return failure("connection", "SQLite does not answer")
+  -- Without this SQLite would not wait at all.
+  if self.dialect == "sqlite" and not self.query(("PRAGMA busy_timeout=%d"):format(self.timeout)) then
+    return failure("connection", "SQLite does not answer")
+  end
+  if self.doubles_quotes then
+    local result, message, errno, sqlstate = self.query "SELECT current_setting('standard_conforming_strings') AS mode"
+    if not result then return server_failure(self, message, errno, sqlstate) end
+    if tostring(result[1].mode) ~= "on" then
+      return failure("unsupported", "pgmoon does not escape backslashes, and standard_conforming_strings is off")
     end
-    if self.doubles_quotes then
-      local result, message, errno, sqlstate = self.query "SELECT current_setting('standard_conforming_strings') AS mode"
-      if not result then return server_failure(self, message, errno, sqlstate) end
-      if tostring(result[1].mode) ~= "on" then
-        return failure("unsupported", "pgmoon does not escape backslashes, and standard_conforming_strings is off")
-      end
+  end
+  if not self.dialect then
+    local result, message, errno, sqlstate = self.query "SELECT VERSION() AS version,@@sql_mode AS mode,@@character_set_client AS charset"
+    if not result then return server_failure(self, message, errno, sqlstate) end
+    -- lua-resty-mysql escapes by backslashes, whatever the session says.
+    if self.backslashes and tostring(result[1].mode):find "NO_BACKSLASH_ESCAPES" then
+      return failure("unsupported", "lua-resty-mysql escapes by backslashes, and sql_mode has NO_BACKSLASH_ESCAPES")
     end
-    self.settled = true
-    return true
+    -- In these a backslash may be the second half of a letter.
+    if self.backslashes and BACKSLASH_IN_LETTERS[tostring(result[1].charset)] then
+      return failure("unsupported", "lua-resty-mysql cannot escape safely in the character set " .. tostring(result[1].charset))
+    end
+    self.dialect = tostring(result[1].version):find "MariaDB" and "mariadb" or "mysql"
   end
-  local result, message, errno, sqlstate = self.query "SELECT VERSION() AS version,@@sql_mode AS mode,@@character_set_client AS charset"
-  if not result then return server_failure(self, message, errno, sqlstate) end
-  -- lua-resty-mysql escapes by backslashes, whatever the session says.
-  if self.backslashes and tostring(result[1].mode):find "NO_BACKSLASH_ESCAPES" then
-    return failure("unsupported", "lua-resty-mysql escapes by backslashes, and sql_mode has NO_BACKSLASH_ESCAPES")
-  end
-  -- In these a backslash may be the second half of a letter.
-  if self.backslashes and BACKSLASH_IN_LETTERS[tostring(result[1].charset)] then
-    return failure("unsupported", "lua-resty-mysql cannot escape safely in the character set " .. tostring(result[1].charset))
-  end
-  self.dialect = tostring(result[1].version):find "MariaDB" and "mariadb" or "mysql"
   self.settled = true
   return true
 end
