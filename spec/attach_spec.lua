@@ -545,11 +545,19 @@ support.each_server(function(store)
       run "ROLLBACK"
       -- A table of which nothing is recorded is one for the defaults.
       run("CREATE TABLE %s_bare LIKE %s", TABLE, TABLE)
-      restore[1] = function() store.sql():query("DROP TABLE %s_bare", TABLE) end
+      restore[1] = function()
+        store.sql():query("DROP TABLE %s_bare", TABLE)
+        store.sql():query("DELETE FROM hier_lock_meta WHERE table_name='%s_bare'", TABLE)
+      end
       begin()
       local err = assert_fails("mismatch", attach.luasql(connection, options { table = TABLE .. "_bare" }):acquire { "u1" })
       assert.matches("as hier_lock_meta does not say%) has 10000000 buckets ", err.message)
       assert.matches("leave out `buckets` and `levels`.* or name another table", err.message)
+      run "ROLLBACK"
+      store.sql():query("INSERT INTO hier_lock_meta (table_name,buckets,levels) VALUES ('%s_bare',%d,'warehouse,shelf')", TABLE, BUCKETS)
+      begin()
+      err = assert_fails("mismatch", attach.luasql(connection, options { table = TABLE .. "_bare", levels = { "user" } }):acquire { "u1" })
+      assert.matches("has 1000 buckets for each of the levels warehouse,shelf; this program wants 1000 for user:", err.message)
       run "ROLLBACK"
     end)
 
