@@ -630,3 +630,29 @@ describe("the option loop", function()
     assert.equal(0, status)
   end)
 end)
+
+describe("the connection to nginx's loop", function()
+  after_each(support.close_peers)
+
+  it("is not written to by a child of a fork, which has none before it makes its own", function()
+    assert.equal("00000001", support.process(nil):call [[
+      local core, fork, uv = require "hierlock.core", require "hierlock_spec.fork", require "luv"
+      local function ring(number) core.notifier_watch(require("hierlock").open("null:"):start { "x" }, number) end
+      local loop, said, ended = uv.new_pipe(false), {}, false
+      loop:connect(core.notifier_address():match "^unix:(.*)", function()
+        loop:read_start(function(_, digits)
+          said[#said + 1] = digits
+          ended = not digits
+        end)
+      end)
+      assert(core.notifier_answer())
+      ring(1)
+      local pid = fork.fork()
+      if pid == 0 then fork.exit(pcall(ring, 2) and 0 or 1) end
+      assert(fork.wait(pid) == 0)
+      core.notifier_end()
+      while not ended do uv.run "once" end
+      return table.concat(said)
+    ]])
+  end)
+end)
