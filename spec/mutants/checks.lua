@@ -1,5 +1,6 @@
 -- Which checks belong to which files, for spec/mutants/run.lua: the quick ones first. A file belongs to the first area
--- whose pattern it matches. A check is `core:TEST` of spec/core, or a spec file, with a pattern for the titles of its specs.
+-- whose pattern it matches. A check is `core:TEST` of spec/core, with the name of one of its tests, or a spec file, with a
+-- pattern for the titles of its specs.
 
 local C = { "core:test_core", "core:test_misuse", "core:test_leases", "core:test_waiting", "core:test_sessions", "core:test_cancel", "core:test_file_store",
   "core:test_threads" }
@@ -24,9 +25,11 @@ return {
   area("machine", "^csrc/stores/machine/", HOST),
   area("null", "^csrc/stores/null/", { "stores on null", "misuse" }),
   area("mysql", "^csrc/stores/mysql/", { "mysql", "mysql_connect", "mysql_pool", "mysql_cost", "mysql_leases", "stores on mysql", "update on mysql",
-    "leases on mysql", "leases on mariadb", "mysql_table", "mysql_trouble", "mysql_refusals", "command_ps", "security" }),
+    "leases on mysql", "leases on mariadb", "mysql_table", "mysql_trouble", "mysql_refusals", "command_ps", "security",
+    "core:test_memory on_mysql" }),
   area("postgresql", "^csrc/stores/postgresql/", { "core:test_postgresql", "postgresql", "postgresql_leases", "stores on postgresql",
-    "update on postgresql", "leases on postgresql", "symfony", "postgresql_security" }),
+    "update on postgresql", "leases on postgresql", "symfony", "postgresql_security",
+    "core:test_memory on_postgresql" }),
   area("sql", "^csrc/stores/sql/", { "mysql_refusals", "postgresql", "mysql_leases", "postgresql_leases", "mysql_table" }),
   area("redis", "^csrc/stores/redis/", { "redis", "stores on redis", "update on redis", "leases on redis", "symfony_redis", "redis_tls",
     "redis_cluster", "redis_sentinel" }),

@@ -145,8 +145,8 @@ local function area_of(path)
 end
 
 local function command_of(check)
-  local test = check:match("^core:(.*)$")
-  if test then return ("sh -c 'make -s build/%s/%s LUA=%s && exec build/%s/%s'"):format(lua, test, lua, lua, test) end
+  local test, part = check:match("^core:(%S+)%s*(.*)$")
+  if test then return ("sh -c 'make -s build/%s/%s LUA=%s && exec build/%s/%s %s'"):format(lua, test, lua, lua, test, part) end
   local file, filter = check:match("^(%S+)%s*(.*)$")
   return ("sh -c 'rm -rf %s/specs && mkdir %s/specs && HIERLOCK_SPEC_DIRECTORY=%s/specs exec %s /usr/bin/busted " ..
     "--no-auto-insulate --helper=spec/support/leftovers.lua --no-keep-going %s spec/%s_spec.lua'"):format(work, work, work,
