@@ -31,10 +31,9 @@
 
 /* ---------------------------------------------------------------- looking */
 
-/* Finds a lease that blocks one row, but not `own`. Expired leases are deleted or, where nothing
-   may be written, end the look. */
-static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own, bool writes,
-                    hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
+/* As hl__sqlite_earlier: finds a lease that blocks one row, but not `own`. */
+static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
+                    hl__sqlite_blocker *blocker) {
   for (;;) {
     hl__sqlite_end_time end;
     sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_BLOCKER);
@@ -49,9 +48,8 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
       int64_t left = hl__sqlite_left(session->store, &end);
       if (left > 0) {
         *blocker = (hl__sqlite_blocker){hl__sqlite_key(row), 0, left};
-        *found = true;
-      } else if (!writes) {
-        *unsure = true;
+      } else if (sqlite3_get_autocommit(session->db)) {
+        code = SQLITE_EMPTY;
       } else {
         int changes = sqlite3_total_changes(session->db);
         code = hl__sqlite_record_delete(session, number, sqlite3_column_blob(it, 4),
@@ -64,22 +62,19 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
       }
     }
     (void)sqlite3_reset(it);
-    return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+    return code == SQLITE_DONE ? SQLITE_OK : code;
   }
 }
 
-/* Finds what blocks the request, *found: earlier waiters first, so that of many waiters for one
-   lease only the first looks when the lease is over. */
+/* Finds what blocks the request, as hl__sqlite_earlier: earlier waiters first, so that of many
+   waiters for one lease only the first looks when the lease is over. */
 static int blocker_find(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
-                        int64_t own, bool waiters, bool writes, hl__sqlite_blocker *blocker,
-                        bool *found, bool *unsure) {
+                        int64_t own, bool waiters, hl__sqlite_blocker *blocker) {
   int code = SQLITE_OK;
-  *found = *unsure = false;
   /* A waiter for the rows that are to be upgraded waits for that lease: the upgrade passes it. */
-  if (waiters && !request->upgrade)
-    code = hl__sqlite_earlier(session, request, ticket, writes, blocker, found, unsure);
-  for (size_t i = 0; i < request->n && code == SQLITE_OK && !*found && !*unsure; i++)
-    code = lease_at(session, &request->rows[i], own, writes, blocker, found, unsure);
+  if (waiters && !request->upgrade) code = hl__sqlite_earlier(session, request, ticket, blocker);
+  for (size_t i = 0; i < request->n && code == SQLITE_OK; i++)
+    code = lease_at(session, &request->rows[i], own, blocker);
   return code;
 }
 
@@ -165,7 +160,7 @@ static int room_reserve(hl__sqlite_session *session) {
    disk. */
 static int attempt_make(hl__sqlite_session *session, attempt *self, bool *granted) {
   const hl_request *request = self->request;
-  bool found = false, unsure, there;
+  bool there;
   int64_t number;
   *granted = false;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_STATE);
@@ -182,9 +177,10 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
     code = hl__sqlite_held(session, request->lease, &self->own, &self->lost, &self->why);
   if (code == SQLITE_OK && self->lost) return code;
   if (code == SQLITE_OK)
-    code = blocker_find(session, request, there ? self->ticket : 0, self->own, waiters, true,
-                        &self->blocker, &found, &unsure);
-  if (code != SQLITE_OK) return code;
+    code = blocker_find(session, request, there ? self->ticket : 0, self->own, waiters,
+                        &self->blocker);
+  bool found = code == SQLITE_ROW;
+  if (code != SQLITE_OK && !found) return code;
   bool draws = found && !there && !request->try_once;
   self->draws = draws && session->store->lasts && !session->relax;
   if (draws && !self->draws) return ticket_draw(session, self, last);
@@ -259,7 +255,7 @@ static int attempt_run(hl__sqlite_session *session, attempt *self, int64_t deadl
 /* Whether the request seems to be free now; else finds its blocker. HL_OK: free; HL_TIMEOUT:
    blocked. */
 static int poll_again(hl__sqlite_session *session, attempt *self, hl_error *error) {
-  bool found = false, unsure = false, there = true;
+  bool there = true;
   int status = hl__sqlite_enter(session, error);
   if (status) return status;
   if (!hl__sqlite_place_stands(session)) {
@@ -268,9 +264,9 @@ static int poll_again(hl__sqlite_session *session, attempt *self, hl_error *erro
   }
   int code = ticket_check(session, self, &there);
   if (code == SQLITE_OK && there)
-    code = blocker_find(session, self->request, self->ticket, self->own, true, false,
-                        &self->blocker, &found, &unsure);
-  if (code != SQLITE_OK) {
+    code = blocker_find(session, self->request, self->ticket, self->own, true, &self->blocker);
+  bool found = code == SQLITE_ROW;
+  if (code != SQLITE_OK && code != SQLITE_EMPTY && !found) {
     status = hl__sqlite_error(session, code, "look for leases", error);
     found = status == HL_TIMEOUT; /* another process recovers the log: later */
     if (found) self->blocker = (hl__sqlite_blocker){0, 0, 1};

@@ -56,8 +56,7 @@ static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive, 
 }
 
 int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
-                       bool writes, hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
-  *found = *unsure = false;
+                       hl__sqlite_blocker *blocker) {
   for (size_t i = 0; i < request->n; i++) {
     const hl_row *row = &request->rows[i];
     int64_t key = hl__sqlite_key(row);
@@ -72,13 +71,9 @@ int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, i
       }
       if (is_alive(session, other)) {
         *blocker = (hl__sqlite_blocker){key, other, HL_FOREVER};
-        *found = true;
-        return SQLITE_OK;
+        return SQLITE_ROW;
       }
-      if (!writes) {
-        *unsure = true;
-        return SQLITE_OK;
-      }
+      if (sqlite3_get_autocommit(session->db)) return SQLITE_EMPTY;
       int changes = sqlite3_total_changes(session->db);
       code = ticket_clear(session, other, key, exclusive);
       if (code != SQLITE_OK) return code;

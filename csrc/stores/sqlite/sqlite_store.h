@@ -337,11 +337,11 @@ typedef struct hl__sqlite_blocker {
 int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket);
 int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket, const void *packed,
                              size_t size);
-/* Looks for a living waiter before `ticket` (0: before a newcomer) that
-   conflicts with the request. `writes`: deletes those it meets that have died;
-   else one of them ends the look, and *unsure is set. *found. SQLite's code. */
+/* Looks for a living waiter before `ticket` (0: before a newcomer) that conflicts with the
+   request. SQLITE_OK: there is none; SQLITE_ROW: *blocker; else SQLite's code. In a write
+   transaction it deletes those it meets that have died; else SQLITE_EMPTY: one has died. */
 int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
-                       bool writes, hl__sqlite_blocker *blocker, bool *found, bool *unsure);
+                       hl__sqlite_blocker *blocker);
 /* In a write transaction: deletes some that have died. */
 int hl__sqlite_tickets_sweep(hl__sqlite_session *session);
 
