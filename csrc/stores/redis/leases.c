@@ -28,12 +28,11 @@ static int begin_at(hl_session *base, uint64_t place, int64_t deadline, hl__redi
 }
 
 /* Runs it, disposes of it, and judges the answer, which is the caller's with HL_OK. */
-static int run(hl__redis_session *session, hl__redis_call *call, int64_t deadline, int64_t *sent_ms,
+static int run(hl__redis_session *session, hl__redis_call *call, int64_t deadline,
                redisReply **reply, hl_error *error) {
   int status = begin(session, deadline, error);
   *reply = NULL;
-  if (status == HL_OK)
-    status = hl__redis_call_run(session, call, deadline, false, sent_ms, reply, error);
+  if (status == HL_OK) status = hl__redis_call_run(session, call, deadline, false, reply, error);
   hl__redis_call_dispose(call);
   if (status) return status;
   status = hl__redis_judge(*reply, error);
@@ -71,7 +70,8 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   hl__redis_number(&call, ttl);
   hl__redis_number(&call, (int64_t)terms->turn);
   memory_add(&call, session, terms->place);
-  status = run(session, &call, deadline, sent_ms, &reply, error);
+  status = run(session, &call, deadline, &reply, error);
+  *sent_ms = call.sent_ms;
   if (status) return status;
   freeReplyObject(reply);
   if (!hl__is_presence(terms->id)) hl__redis_longest_note(session->store, ttl);
@@ -86,7 +86,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   int status = begin_at(base, terms->place, deadline, &session, error);
   if (status) return status;
   begin_call(&call, session, HL__REDIS_INSPECT, terms);
-  status = run(session, &call, deadline, NULL, &reply, error);
+  status = run(session, &call, deadline, &reply, error);
   if (status) return status;
   *left_ms = hl__redis_reply_number(reply, 1);
   freeReplyObject(reply);
@@ -103,7 +103,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   begin_call(&call, session, HL__REDIS_DROP, terms);
   hl__redis_text(&call, terms->again ? "1" : "0");
   if (confirm) {
-    status = run(session, &call, deadline, NULL, &reply, error);
+    status = run(session, &call, deadline, &reply, error);
     if (status) return status;
     bool gone = strcmp(hl__redis_reply_text(reply, 1), "gone") == 0;
     freeReplyObject(reply);
@@ -123,43 +123,45 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   if (status) return status;
   hl__redis_call_init(&call, session->store, HL__REDIS_RECALL, (uint32_t)terms->place);
   hl__redis_id(&call, terms->id);
-  status = run(session, &call, deadline, NULL, &reply, error);
+  status = run(session, &call, deadline, &reply, error);
   if (status == HL_OK) freeReplyObject(reply);
   return status;
 }
 
 /* From that holder alone. *reply: {1, token}; {1, -1, holder}, where another one has it. */
-static int adopt_from(hl__redis_session *session, const hl_request *request,
-                      const hl_lease_terms *terms, const char *holder, int64_t *sent_ms,
-                      redisReply **reply, hl_error *error) {
+static int adopt_from(hl__redis_session *session, const hl_request *request, const char *holder,
+                      hl_grant *grant, redisReply **reply, hl_error *error) {
   const hl_store_config *config = session->store->config;
+  hl_lease_terms terms = *request->lease;
   hl__redis_call call;
-  begin_call(&call, session, HL__REDIS_ADOPT, terms);
-  hl__redis_id(&call, terms->secret);
-  hl__redis_number(&call, terms->ttl);
+  terms.place = grant->place;
+  begin_call(&call, session, HL__REDIS_ADOPT, &terms);
+  hl__redis_id(&call, terms.secret);
+  hl__redis_number(&call, terms.ttl);
   hl__redis_rows(&call, session->store, request->rows, request->n, request->names);
   hl__redis_text(&call, config->application);
   hl__redis_text(&call, config->host);
   hl__redis_number(&call, config->pid);
-  memory_add(&call, session, terms->place);
+  memory_add(&call, session, terms.place);
   hl__redis_text(&call, holder);
-  return run(session, &call, hl__redis_answer_by(session), sent_ms, reply, error);
+  int status = run(session, &call, hl__redis_answer_by(session), reply, error);
+  grant->sent_ms = call.sent_ms;
+  return status;
 }
 
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   int64_t token = -1;
-  hl_lease_terms terms = *request->lease;
   char holder[33] = "";
   redisReply *reply;
-  terms.place = grant->place = request->rows[0].root;
+  grant->place = request->rows[0].root;
   session->patience = hl__late_answer_by(request->deadline);
   int status = hl__redis_one_root(session->store, request->rows, request->n, error);
   if (status == HL_OK)
-    status = begin_at(base, terms.place, hl__redis_answer_by(session), &session, error);
+    status = begin_at(base, grant->place, hl__redis_answer_by(session), &session, error);
   while (status == HL_OK && token < 0) {
-    status = adopt_from(session, request, &terms, holder, &grant->sent_ms, &reply, error);
+    status = adopt_from(session, request, holder, grant, &reply, error);
     if (status) break;
     token = hl__redis_reply_number(reply, 1);
     (void)snprintf(holder, sizeof holder, "%s", hl__redis_reply_text(reply, 2));
@@ -170,7 +172,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   }
   if (status) return status;
   grant->token = (uint64_t)token << 8;
-  hl__redis_longest_note(session->store, terms.ttl);
+  hl__redis_longest_note(session->store, request->lease->ttl);
   return hl__redis_replicated(session, hl__redis_answer_by(session), error);
 }
 
@@ -241,7 +243,7 @@ static int inquire_tree(hl__redis_session *session, inquiry *self, uint32_t root
   hl__redis_text(&call, self->node);
   hl__redis_text(&call, revocation);
   hl__redis_number(&call, (int64_t)filter->most);
-  int status = hl__redis_call_run(session, &call, self->deadline, false, NULL, &reply, error);
+  int status = hl__redis_call_run(session, &call, self->deadline, false, &reply, error);
   hl__redis_call_dispose(&call);
   if (status) return status;
   if (self->revokes) self->count += (uint64_t)hl__redis_reply_number(reply, 0);
@@ -372,7 +374,7 @@ static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_er
   hl__redis_call_init(&call, session->store, HL__REDIS_RAISE, 0);
   hl__redis_number(&call, (int64_t)(token >> 8));
   memory_add(&call, session, 0);
-  int status = run(session, &call, deadline, NULL, &reply, error);
+  int status = run(session, &call, deadline, &reply, error);
   if (status) return status;
   freeReplyObject(reply);
   return hl__redis_replicated(session, deadline, error);

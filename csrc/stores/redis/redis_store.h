@@ -299,7 +299,8 @@ typedef struct hl__redis_call {
   } words[64];
   char *bytes;
   size_t used;
-  bool failed; /* out of memory */
+  bool failed;     /* out of memory */
+  int64_t sent_ms; /* 0: it was not sent yet, or was refused */
   char inside[2048];
 } hl__redis_call;
 
@@ -326,10 +327,9 @@ uint64_t hl__redis_name_key(const char *name, size_t size);
 int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call, hl_error *error);
 /* Sends it, and waits for the answer, which the caller frees; again with the script, where the
    server has forgotten that. An answer that is an error is what hl__redis_error says.
-   HL_ECONNECTION with *sent_ms: it may have been run; with 0 it was refused. sent_ms may be
-   NULL. */
+   HL_ECONNECTION with call->sent_ms: it may have been run. */
 int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t deadline,
-                       bool interruptible, int64_t *sent_ms, redisReply **reply, hl_error *error);
+                       bool interruptible, redisReply **reply, hl_error *error);
 /* Has the server tell the digests. */
 int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline, hl_error *error);
 

@@ -165,6 +165,7 @@ void hl__redis_call_init(hl__redis_call *call, const hl__redis_store *store,
                          hl__redis_script script, uint32_t root) {
   char key[96], tag[9];
   call->script = script;
+  call->sent_ms = 0;
   call->n = call->used = 0;
   call->bytes = call->inside;
   call->capacity = sizeof call->inside;
@@ -230,8 +231,8 @@ static int run(hl__redis_session *session, int64_t deadline, bool interruptible,
 }
 
 int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t deadline,
-                       bool interruptible, int64_t *sent_ms, redisReply **reply, hl_error *error) {
-  int64_t sent = hl__boot_ms();
+                       bool interruptible, redisReply **reply, hl_error *error) {
+  call->sent_ms = hl__boot_ms();
   *reply = NULL;
   int status = send_digest(session, call, error);
   if (status == HL_OK) status = run(session, deadline, interruptible, reply, error);
@@ -240,13 +241,13 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t
     char *text = script_text(call->script);
     freeReplyObject(*reply);
     *reply = NULL;
-    sent = hl__boot_ms();
+    call->sent_ms = hl__boot_ms();
     status = text ? queue(session, call, "EVAL", text, error) : hl__error_memory(error);
     free(text);
     if (status == HL_OK) status = run(session, deadline, interruptible, reply, error);
   }
   bool refused = status == HL_OK && (*reply)->type == REDIS_REPLY_ERROR;
-  if (sent_ms) *sent_ms = refused ? 0 : sent;
+  if (refused) call->sent_ms = 0;
   /* The answer may still come, and must not be taken for another's. */
   if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status) return status;

@@ -94,36 +94,40 @@ enum {
   RECALLED = 3
 };
 
-/* Asks once. *wait: ms until the next question. */
-static int ask_at(hl__redis_session *session, const hl_request *request, bool queues, int *answer,
-                  int64_t *wait, hl_grant *grant, hl_error *error) {
+typedef struct verdict {
+  int64_t is;   /* one of those */
+  int64_t wait; /* ms until the next question */
+} verdict;
+
+/* Asks once. */
+static int ask_at(hl__redis_session *session, const hl_request *request, bool queues,
+                  verdict *answer, hl_grant *grant, hl_error *error) {
   hl__redis_call call;
   redisReply *reply;
-  int64_t sent;
   call_fill(&call, request->upgrade ? HL__REDIS_CONVERT : HL__REDIS_TAKE, session, request, queues,
             grant->token);
   int status =
-      hl__redis_call_run(session, &call, hl__redis_answer_by(session), true, &sent, &reply, error);
+      hl__redis_call_run(session, &call, hl__redis_answer_by(session), true, &reply, error);
   hl__redis_call_dispose(&call);
   /* Where it was not answered, it may have been granted all the same. */
-  if (status == HL_ECONNECTION) grant->sent_ms = sent;
+  if (status == HL_ECONNECTION) grant->sent_ms = call.sent_ms;
   if (status) return status;
-  *answer = (int)hl__redis_reply_number(reply, 0);
-  *wait = hl__redis_reply_number(reply, 1);
+  answer->is = hl__redis_reply_number(reply, 0);
+  answer->wait = hl__redis_reply_number(reply, 1);
   if (request->upgrade && *hl__redis_reply_text(reply, 1)) status = hl__redis_judge(reply, error);
-  if (*answer == GRANTED) {
+  if (answer->is == GRANTED) {
     grant->token = (uint64_t)hl__redis_reply_number(reply, 1) << 8;
-    grant->sent_ms = sent;
+    grant->sent_ms = call.sent_ms;
     if (!request->upgrade && !hl__is_presence(request->lease->id))
       hl__redis_longest_note(session->store, request->lease->ttl);
   }
   freeReplyObject(reply);
   if (status) return status;
   hl__redis_memory_see(session->store, home_of(request));
-  if (*answer == RECALLED)
+  if (answer->is == RECALLED)
     return hl__error(error, HL_ELOST,
                      "the try was recalled, or what it was granted before was revoked");
-  if (*answer < BLOCKED || *answer > FORGETFUL)
+  if (answer->is < BLOCKED || answer->is > FORGETFUL)
     return hl__error(error, HL_ESTORE, "the server answers what was not asked");
   return HL_OK;
 }
@@ -132,18 +136,16 @@ static int ask_at(hl__redis_session *session, const hl_request *request, bool qu
 #define MOVING_MS 20
 #define MOVED_TRIES_MS 500
 
-static int ask(hl__redis_session *session, const hl_request *request, bool queues, int *answer,
-               int64_t *wait, hl_grant *grant, hl_error *error) {
+static int ask(hl__redis_session *session, const hl_request *request, bool queues, verdict *answer,
+               hl_grant *grant, hl_error *error) {
   int64_t patience = hl__now_ms() + MOVED_TRIES_MS;
   if (!request->try_once && request->deadline > patience) patience = request->deadline;
   for (;;) {
     hl__redis_session *at;
     int status =
         hl__redis_route(session, home_of(request), hl__redis_answer_by(session), &at, error);
-    if (status == HL_OK)
-      status = ask_at(at, request, queues, answer, wait, grant, error);
-    else
-      return status;
+    if (status) return status;
+    status = ask_at(at, request, queues, answer, grant, error);
     if (status != HL_ECONNECTION || !at->moving || hl__left_ms(patience) == 0) return status;
     if (atomic_load(&session->wakeup.interrupted))
       return hl__error(error, HL_CANCELLED, "the wait was cancelled");
@@ -185,18 +187,17 @@ static int wait_granted(hl__redis_session *session, const hl_request *request, h
   bool joined = false, rings = false, queued = false;
   int status;
   for (;;) {
-    int answer = BLOCKED;
-    int64_t wait = 0;
-    status = ask(session, request, joined, &answer, &wait, grant, error);
+    verdict answer = {.is = BLOCKED};
+    status = ask(session, request, joined, &answer, grant, error);
     if (status == HL_ECONNECTION) queued = false; /* no server to tell */
-    if (status || answer == GRANTED) {
+    if (status || answer.is == GRANTED) {
       queued = queued && status;
       break;
     }
-    queued = queued || (joined && answer == BLOCKED);
+    queued = queued || (joined && answer.is == BLOCKED);
     if (request->try_once || hl__left_ms(request->deadline) == 0)
-      status = answer == FORGETFUL && wait > 0
-                   ? forgetful_error(wait, error)
+      status = answer.is == FORGETFUL && answer.wait > 0
+                   ? forgetful_error(answer.wait, error)
                    : hl__error(error, HL_TIMEOUT, "the lock is not free");
     else if (atomic_load(&session->wakeup.interrupted))
       status = hl__error(error, HL_CANCELLED, "the wait was cancelled");
@@ -207,7 +208,7 @@ static int wait_granted(hl__redis_session *session, const hl_request *request, h
       joined = true;
       continue; /* and has a place in the queue from now on */
     }
-    if (wait > 1000) wait = 1000;
+    int64_t wait = answer.wait < 1000 ? answer.wait : 1000;
     if (!rings && wait > UNRUNG_MS) wait = UNRUNG_MS;
     int64_t until = hl__now_ms() + (wait > 0 ? wait : 1);
     if (request->deadline < until) until = request->deadline;
@@ -250,8 +251,7 @@ static int downgrade_once(hl__redis_session *session, const hl_request *request,
                              hl__now_ms() + HL__REDIS_ANSWER_MS, &at, error);
   if (status) return status;
   call_fill(&call, HL__REDIS_CONVERT, at, request, false, *token);
-  status =
-      hl__redis_call_run(at, &call, hl__now_ms() + HL__REDIS_ANSWER_MS, false, NULL, &reply, error);
+  status = hl__redis_call_run(at, &call, hl__now_ms() + HL__REDIS_ANSWER_MS, false, &reply, error);
   hl__redis_call_dispose(&call);
   if (status) return status;
   status = hl__redis_judge(reply, error);
