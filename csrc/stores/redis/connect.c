@@ -34,16 +34,13 @@ static int database_select(hl__redis_session *session, int64_t deadline, hl_erro
 
 int hl__redis_connect(hl__redis_store *store, int64_t deadline, hl__redis_session **result,
                       hl_error *error) {
-  const hl_dsn *dsn = store->config->dsn;
   int64_t patience = hl__now_ms() + store->connect_timeout;
   hl__redis_address address;
-  /* Named as in redis-cli. */
-  const char *password = dsn->password ? dsn->password : getenv("REDISCLI_AUTH");
   if (patience < deadline) deadline = patience;
   *result = NULL;
   int status = address_find(store, deadline, &address, error);
   if (status == HL_OK) {
-    status = hl__redis_dial(store, &address, dsn->user, password, deadline, result, error);
+    status = hl__redis_dial(store, &address, NULL, deadline, result, error);
     if (status == HL_OK) status = database_select(*result, deadline, error);
     if (status) hl__redis_named(store, &address, error);
   }

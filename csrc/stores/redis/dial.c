@@ -52,18 +52,22 @@ static int socket_await(const hl__redis_session *session, int64_t deadline, hl_e
   return HL_OK;
 }
 
-static int log_in(hl__redis_session *session, const char *user, const char *password,
-                  int64_t deadline, hl_error *error) {
+static int log_in(hl__redis_session *session, const hl__redis_login *as, int64_t deadline,
+                  hl_error *error) {
+  const hl_dsn *dsn = session->store->config->dsn;
+  /* Named as in redis-cli. */
+  hl__redis_login own = {dsn->user, dsn->password ? dsn->password : getenv("REDISCLI_AUTH")};
   redisReply *reply = NULL;
-  if (!password || !*password) return HL_OK;
-  const char *words[] = {"AUTH", user ? user : password, password};
-  int status = hl__redis_command(session, deadline, user ? 3 : 2, words, &reply, error);
+  if (!as) as = &own;
+  if (!as->password || !*as->password) return HL_OK;
+  const char *words[] = {"AUTH", as->user ? as->user : as->password, as->password};
+  int status = hl__redis_command(session, deadline, as->user ? 3 : 2, words, &reply, error);
   if (status == HL_OK) freeReplyObject(reply);
   return status;
 }
 
-int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, const char *user,
-                   const char *password, int64_t deadline, hl__redis_session **result,
+int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
+                   const hl__redis_login *as, int64_t deadline, hl__redis_session **result,
                    hl_error *error) {
   *result = NULL;
   hl__redis_session *session = calloc(1, sizeof *session);
@@ -79,7 +83,7 @@ int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, con
   if (status == HL_OK) status = socket_open(session, error);
   if (status == HL_OK) status = socket_await(session, deadline, error);
   if (status == HL_OK) status = hl__redis_tls_start(session, deadline, error);
-  if (status == HL_OK) status = log_in(session, user, password, deadline, error);
+  if (status == HL_OK) status = log_in(session, as, deadline, error);
   if (status == HL_OK)
     *result = session;
   else

@@ -96,8 +96,8 @@ static const hl__dsn_word tls_words[] = {{"required", HL__REDIS_TLS_REQUIRED},
 #define AT(field) .offset = offsetof(hl__redis_store, field)
 static const hl__dsn_known params[] = {
     {"service", HL__DSN_TEXT, AT(service)},
-    {"sentinel_user", HL__DSN_TEXT, AT(sentinel_user)},
-    {"sentinel_password", HL__DSN_TEXT, AT(sentinel_password)},
+    {"sentinel_user", HL__DSN_TEXT, AT(sentinel_login.user)},
+    {"sentinel_password", HL__DSN_TEXT, AT(sentinel_login.password)},
 #define OF_SENTINELS 3
     {"prefix", HL__DSN_PREFIX, AT(prefix)},
     {"database", HL__DSN_NUMBER, AT(database), .most = DATABASE_MAX},

@@ -98,6 +98,10 @@ typedef struct hl__redis_cluster {
 
 HL__MUTEX_CLASS(hl__redis_mutex) HL__AFTER(hl__connection_mutex) HL__BEFORE(hl__births);
 
+typedef struct hl__redis_login {
+  const char *user, *password; /* password NULL, or empty: it does not log in */
+} hl__redis_login;
+
 typedef struct hl__redis_store {
   hl_store base;
   const hl_store_config *config;
@@ -110,7 +114,8 @@ typedef struct hl__redis_store {
   const char *tls_ca, *tls_cert, *tls_key; /* paths; NULL: the system's, none */
   void *tls_context;                       /* OpenSSL's SSL_CTX */
   /* Of redis+sentinel://. The name of the master; NULL: the DSN names the server itself. */
-  const char *service, *sentinel_user, *sentinel_password;
+  const char *service;
+  hl__redis_login sentinel_login;
   char *sentinel_text;
   hl__redis_address sentinels[HL__REDIS_SENTINELS];
   unsigned sentinel_count;
@@ -186,10 +191,9 @@ int hl__redis_params(hl__redis_store *store, hl_error *error);
 
 /* ---- dial.c */
 
-/* Connects to that address, or to the DSN's socket (NULL), and logs in; password NULL: it does not.
-   */
-int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, const char *user,
-                   const char *password, int64_t deadline, hl__redis_session **result,
+/* Connects to that address, or to the DSN's socket (NULL), and logs in; as NULL: as the DSN says. */
+int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
+                   const hl__redis_login *as, int64_t deadline, hl__redis_session **result,
                    hl_error *error);
 /* Closes, without waiting; frees. NULL is fine. */
 void hl__redis_disconnect(hl__redis_session *session);

@@ -58,8 +58,7 @@ static int ask(hl__redis_store *store, const hl__redis_address *sentinel, int64_
                hl__redis_address *master, hl_error *error) {
   hl__redis_session *session;
   redisReply *reply;
-  int status = hl__redis_dial(store, sentinel, store->sentinel_user, store->sentinel_password,
-                              deadline, &session, error);
+  int status = hl__redis_dial(store, sentinel, &store->sentinel_login, deadline, &session, error);
   if (status) return status;
   const char *words[] = {"SENTINEL", "GET-MASTER-ADDR-BY-NAME", store->service};
   status = hl__redis_command(session, deadline, 3, words, &reply, error);
