@@ -289,7 +289,7 @@ for ((i = 1; i <= LANES + more; i++)); do
   lanes+=($!)
 done
 for i in "${!lanes[@]}"; do
-  wait "${lanes[i]}" || { status=1; cat "$work/lane$((i + 1))" >&2; }
+  wait "${lanes[i]}" || { status=$?; echo "=== FAILED: lane $((i + 1)), which ended with $status"; tail -n 14 "$work/lane$((i + 1))"; status=1; }
 done
 lanes=()
 cat "$work/light" "$work/alone" >>"$work/queue"
