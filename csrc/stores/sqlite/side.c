@@ -61,15 +61,20 @@ static char *side_path(const hl__sqlite_session *session) {
 }
 
 /* Births are forbidden. Never O_CREAT on an existing file: where fs.protected_regular is set
-   that fails on another user's file in a directory such as /tmp. */
-static int side_descriptor(const char *path, mode_t mode) {
+   that fails on another user's file in a directory such as /tmp. What root makes beside a user's
+   database is the user's, as SQLite's own files are. */
+static int side_descriptor(const char *path, const struct stat *database) {
   const int how = O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
   for (int i = 0; i < 3; i++) {
     int fd = open(path, how);
     if (fd >= 0 || errno != ENOENT) return fd;
     fd = open(path, how | O_CREAT | O_EXCL, 0600);
-    if (fd >= 0) (void)fchmod(fd, (mode & 0666) | 0600);
-    if (fd >= 0 || errno != EEXIST) return fd;
+    if (fd < 0 && errno == EEXIST) continue;
+    if (fd < 0) return fd;
+    int given = geteuid() == 0 ? fchown(fd, database->st_uid, database->st_gid) : 0;
+    (void)given; /* where root may not, it stays root's */
+    (void)fchmod(fd, (database->st_mode & 0666) | 0600);
+    return fd;
   }
   return -1;
 }
@@ -99,9 +104,10 @@ int hl__sqlite_side_open(hl__sqlite_session *session, hl_error *error) {
   int status = HL_OK;
   char *path = side_path(session);
   if (!path) return hl__error_memory(error);
-  mode_t mode = stat(session->path, &st) == 0 ? st.st_mode : 0600;
+  if (stat(session->path, &st) != 0)
+    st = (struct stat){.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
   hl__fork_forbid();
-  int fd = side_descriptor(path, mode);
+  int fd = side_descriptor(path, &st);
   if (fd < 0)
     status = hl__error_errno(error, HL_ESTORE, "cannot open %s", path);
   else if (!hl__fork_watch(fd)) {

@@ -106,7 +106,8 @@ int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, h
     hint = session->db && (sqlite3_system_errno(session->db) == EMFILE ||
                            sqlite3_system_errno(session->db) == ENFILE)
                ? ": there are too many open files"
-               : ": its directory must be writable, as SQLite makes files there";
+               : ": its directory, and the files of its name there, must be writable; chmod g+s a "
+                 "directory that a group shares";
     break;
   case SQLITE_CORRUPT:
   case SQLITE_NOTADB: hint = ": it is damaged, or no database"; break;
