@@ -377,6 +377,36 @@ describe("a quorum", function()
       peer:close()
       between.close()
     end)
+
+    it("that was waited for longer than its ttl is dropped at a store that did not hear that it was given up", function()
+      local between = proxy.open(store)
+      local files = { "sqlite:" .. stores.directories[1], "sqlite:" .. stores.directories[2] }
+      local observer, peer, others = assert(open(store.dsn)), support.process(nil), {}
+      local target = { "u" .. uv.hrtime() } -- a run that failed has left another
+      local function part() uv.run("nowait") return assert(observer:leases { target = target })[1] end
+      for i, dsn in ipairs(files) do others[i] = assert(assert(open(dsn)):acquire(target, { ttl = LONG })) end
+      peer:call([[ handles.manager = assert(hierlock.open(...)) ]], { between.dsn, files[1], files[2] })
+      local start = support.now()
+      peer:call([[ handles.pending = handles.manager:start(...) ]], target, { ttl = 3, timeout = LONG })
+      support.wait_until(function() return part() and support.now() > start + 3.1 end, "its part, which is refreshed")
+      between.refuse(0)
+      for _, connection in ipairs(between.connections) do connection.finish() end
+      assert.equal("cancelled", peer:call [[
+        handles.pending:cancel()
+        return select(2, handles.pending:wait()).code
+      ]])
+      between.refuse(nil)
+      local left
+      support.wait_until(function()
+        local found = part()
+        left = found and found.remaining or left
+        return not found
+      end, "the end of its record")
+      assert.is_true(left == nil or left > 0.3, "its time was up")
+      for _, other in ipairs(others) do assert(other:release()) end
+      peer:close()
+      between.close()
+    end)
   end)
 
   -- -------------------------------------------------------------- its life

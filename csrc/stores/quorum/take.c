@@ -508,7 +508,10 @@ static void upgraded(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mute
 /* The call has failed. Gives the grants back, and waits a moment for that. */
 static void give_up(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t end = hl__now_ms() + BACK_MS;
-  if (!self->shown) self->lease->dropped = true;
+  if (!self->shown) {
+    self->lease->dropped = true;
+    self->lease->end = hl__deadline(hl__boot_ms(), self->lease->terms.ttl); /* refreshed till now */
+  }
   for (unsigned i = 0; i < self->store->n; i++) {
     if (is_taking(self, i)) {
       hl__ask_leave(self->ask[i], true);
