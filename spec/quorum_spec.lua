@@ -407,6 +407,34 @@ describe("a quorum", function()
       peer:close()
       between.close()
     end)
+
+    it("that its stores have dropped is released, though one of them could not say so twice", function()
+      local between, lost
+      -- The second answer says that the record is not there any more.
+      between = proxy.open(store, function(data)
+        if lost or data ~= "*2\r\n:1\r\n$4\r\ngone\r\n" then return data end
+        lost = true
+        for _, connection in ipairs(between.connections) do connection.finish() end
+        return ""
+      end)
+      local observer, peer = assert(open(store.dsn)), support.process(nil)
+      local target = { "u" .. uv.hrtime() } -- a run that failed has left another
+      peer:call([[ handles.manager = assert(hierlock.open(..., { quorum = "all" })) ]],
+        { "sqlite:" .. stores.directories[1], between.dsn })
+      peer:call([[ handles.lease = assert(handles.manager:acquire(...)) ]], target, { ttl = LONG })
+      for n = 1, #between.connections do between.hold(n) end
+      peer:start [[
+        local ok, err = handles.lease:release { confirm = true }
+        return ok, err and err.message
+      ]]
+      support.wait_until(function() uv.run("nowait") return not observer:leases { target = target }[1] end, "its drop")
+      for _, connection in ipairs(between.connections) do connection.finish() end
+      local ok, message = peer:result()
+      assert.is_true(lost)
+      assert.is_true(ok, message)
+      peer:close()
+      between.close()
+    end)
   end)
 
   -- -------------------------------------------------------------- its life

@@ -58,6 +58,7 @@ hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
     ask->terms.place = lease->at[member->number].place;
     ask->ttl = lease->terms.ttl;
     ask->token = lease->at[member->number].token;
+    ask->again = lease->at[member->number].told;
     hl__ask_rows(ask, NULL, lease->shown);
   }
   return ask;
@@ -190,7 +191,8 @@ void hl__ask_done(hl__quorum_ask *ask) {
     part->dropping--;
     if (gone) part->gone = part->gone || ask->status == HL_OK;
     part->leftover = !gone;
-    part->spoiled = part->spoiled || (!gone && ask->sent);
+    part->told = part->told || (!gone && ask->sent);
+    part->spoiled = part->spoiled || part->told;
     if (gone) part->in = false;
   }
   if (ask->listener) (void)pthread_cond_signal(&ask->listener->answered);

@@ -195,8 +195,9 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
 /* ---------------------------------------------------------------- dropping */
 
 static void drop_ask(polling *self, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
-  /* An acquisition may have given a part back. The answer of that drop does not count here. */
-  for (unsigned i = 0; !lease->dropped && i < self->store->n; i++) lease->at[i].gone = false;
+  /* An acquisition may have given a part back. That drop does not count here. */
+  for (unsigned i = 0; !lease->dropped && i < self->store->n; i++)
+    lease->at[i].gone = lease->at[i].told = false;
   lease->dropped = true;
   lease->held = false;
   for (unsigned i = 0; i < self->store->n; i++) {

@@ -443,7 +443,7 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     return;
   }
   ask->status = ask_once(ask, &again);
-  ask->again = again;
+  ask->again = ask->again || again;
   if (again) ask->status = ask_once(ask, &again);
   if (ask->status != HL_ECONNECTION && ask->status != HL_CANCELLED &&
       !(ask->status == HL_TIMEOUT && ask->kind != HL__ASK_TAKE))

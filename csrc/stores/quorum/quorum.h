@@ -62,6 +62,8 @@ typedef struct hl__quorum_part {
   bool old;          /* its record may be in an older mode */
   bool leftover;     /* the member may have an unwanted record, to be dropped */
   bool gone;         /* it has dropped the record since the lease was released */
+  bool told;         /* it was sent a drop since then, and has not answered: a record that is
+                    not there any more was dropped */
   bool spoiled;      /* a grant was recalled, or a drop not answered, which may still
                     be carried out: no other can be had by the same id */
   unsigned making;   /* takes that are not answered */
@@ -128,7 +130,7 @@ struct hl__quorum_ask {
   hl__quorum_kind kind;
   hl__quorum_lease *lease;      /* or NULL */
   hl__quorum_query *query;      /* or NULL */
-  bool again;                   /* it was sent before, and was not answered */
+  bool again;                   /* it, or another drop, was sent before, and was not answered */
   hl__quorum_session *listener; /* the caller who waits for the answer; or NULL */
   enum {
     HL__ASK_QUEUED,
