@@ -462,6 +462,19 @@ describe("a quorum", function()
     assert.is_true(handle:remaining() <= LONG - LONG / 100 - took + 0.01, handle:remaining())
   end)
 
+  it("is listed with the time that a majority has it for, whichever store has it for longest", function()
+    local handle = assert(quorum():acquire(R1, { ttl = 60 }))
+    for i = 1, 3 do support.wait_until(function() return records(i) == 1 end) end
+    fail(1)
+    assert(handle:refresh(100))
+    fail(2)
+    assert_code("store", handle:refresh(200))
+    mend(1)
+    mend(2)
+    local left = assert(quorum():leases { target = R1 })[1].remaining
+    assert.is_true(left > 60 and left <= 100, left)
+  end)
+
   it("is made to hold at a store that was emptied, so that another one may be emptied later", function()
     local manager, other = quorum(), quorum()
     local handle = assert(manager:acquire(R1, { ttl = LONG }))
