@@ -266,7 +266,8 @@ support.on_postgresql(function(store)
     support.wait_until(function() return table.concat(between.take()):find("ROLLBACK", 1, true) end, "the release")
     peer:call "assert(manager:acquire({ 'u1' }, { timeout = 0 })):extend({ 'u2' })"
     local sent = between.take()
-    assert.matches("SAVEPOINT hierlock;SET LOCAL lock_timeout=0;SET LOCAL statement_timeout=%d+;SELECT pg_advisory_xact_lock%('[^;]*;SELECT 0,[^;]*$", sent[#sent])
+    assert.matches("SAVEPOINT hierlock;SET LOCAL lock_timeout=0;SET LOCAL statement_timeout=%d+;SELECT pg_advisory_xact_lock%('[^;]*;" ..
+      "SELECT 0,[^;]*$", sent[#sent])
     -- The next acquisition ends the savepoint that the one has left open.
     peer:call "handles.two = assert(manager:acquire({ 'u5' }, { timeout = 0 })) assert(handles.two:extend({ 'u6' }) and handles.two:extend({ 'u7' }))"
     sent = between.take()
