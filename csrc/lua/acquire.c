@@ -75,14 +75,14 @@ typedef struct call {
   hll_handle *handle;
   hll_pending *pending; /* NULL: it blocks */
   hll_acquire_options options;
-  char where[HL_WHERE_SIZE];
+  hll_asker asker;
   hl_plan *plan; /* to be filled in between call_begin and call_end */
 } call;
 
 /* The manager is at 1, the options are at n. */
 static void call_begin(lua_State *L, call *c, int n) {
   *c = (call){.self = hll_manager_check(L), .n = n};
-  uint64_t strand = hll_strand(L, c->self);
+  hll_asker_find(L, c->self, &c->asker);
   int shared = hll_manager_shared(L, n);
   hll_manager_account(L, c->self);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
@@ -92,7 +92,7 @@ static void call_begin(lua_State *L, call *c, int n) {
 
   c->manager = hll_manager_still_open(L, c->self);
   hll_acquire_options_read(L, n, &c->options);
-  hll_asker_add(L, c->self, strand, c->where, &c->options.core);
+  hll_asker_add(L, c->self, &c->asker, &c->options.core);
   c->plan = hll_plan_begin(L, borrowed, hl_manager_layout(c->manager));
 }
 
@@ -296,12 +296,12 @@ static const hl_plan **push_plans(lua_State *L, size_t n) {
    what hll.h allows. */
 static int wait_any(lua_State *L) {
   hll_acquire_options options;
-  char where[HL_WHERE_SIZE];
+  hll_asker asker;
   hl_error error;
   hll_manager *self = hll_manager_check(L);
   bool checks = lua_toboolean(L, lua_upvalueindex(HLL_CHECKS));
   if (checks && !self->check_order && !self->check_units) return 0;
-  uint64_t strand = hll_strand(L, self);
+  hll_asker_find(L, self, &asker);
   int shared = hll_manager_shared(L, 3);
   hll_manager_account(L, self);
   if (!lua_istable(L, 2))
@@ -314,7 +314,7 @@ static int wait_any(lua_State *L) {
   const hl_plan **plans = push_plans(L, n);
   hl_manager *manager = hll_manager_still_open(L, self);
   hll_acquire_options_read(L, 3, &options);
-  hll_asker_add(L, self, strand, where, &options.core);
+  hll_asker_add(L, self, &asker, &options.core);
   bool starts = lua_toboolean(L, lua_upvalueindex(HLL_STARTS));
   if (!starts) options.core.awaited = true;
   for (size_t i = 0; i < n; i++) {

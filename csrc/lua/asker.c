@@ -35,7 +35,7 @@ void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *opti
 
 /* The registry has a table: coroutine -> number, and the last number. Addresses would not do: Lua
    may give a coroutine's address to a later one. */
-uint64_t hll_strand(lua_State *L, const hll_manager *self) {
+static uint64_t strand_number(lua_State *L, const hll_manager *self) {
   if (!self->own_handles && !self->check_order && !self->check_units) return 0;
   lua_getfield(L, LUA_REGISTRYINDEX, STRANDS);
   if (!lua_istable(L, -1)) {
@@ -66,14 +66,18 @@ uint64_t hll_strand(lua_State *L, const hll_manager *self) {
   return strand;
 }
 
-void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
-                   char where[HL_WHERE_SIZE], hl_options *options) {
-  hll_where(L, where);
-  options->where = where;
+void hll_asker_find(lua_State *L, const hll_manager *self, hll_asker *asker) {
+  asker->strand = strand_number(L, self);
+  hll_where(L, asker->where);
+}
+
+void hll_asker_add(lua_State *L, const hll_manager *self, const hll_asker *asker,
+                   hl_options *options) {
+  options->where = asker->where;
   options->agent = self->agent;
-  options->task = strand;
+  options->task = asker->strand;
   if (!self->own_handles) return;
-  options->strand = strand;
+  options->strand = asker->strand;
   options->awaited = lua_toboolean(L, lua_upvalueindex(HLL_AWAITS));
 }
 

@@ -40,11 +40,7 @@ static int holders_gc(lua_State *L) {
 }
 
 hll_holders *hll_holders_push(lua_State *L) {
-  hll_holders *self = hll_newuserdata(L, sizeof *self);
-  memset(self, 0, sizeof *self);
-  luaL_getmetatable(L, HLL_HOLDERS);
-  lua_setmetatable(L, -2);
-  return self;
+  return hll_newuserdata(L, HLL_HOLDERS, sizeof(hll_holders));
 }
 
 static void set_string(lua_State *L, const char *name, const char *value) {

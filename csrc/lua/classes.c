@@ -5,6 +5,12 @@
 
 #include <string.h>
 
+const char HLL_MANAGER[] = "hierlock.manager";
+const char HLL_HANDLE[] = "hierlock.handle";
+const char HLL_PENDING[] = "hierlock.pending";
+const char HLL_PLAN[] = "hierlock.plan";
+const char HLL_HOLDERS[] = "hierlock.holders";
+
 hll_handle *hll_handle_test(lua_State *L, int index) { return hll_testudata(L, index, HLL_HANDLE); }
 
 void hll_token_push(lua_State *L, uint64_t token) {
@@ -14,12 +20,9 @@ void hll_token_push(lua_State *L, uint64_t token) {
 }
 
 hll_handle *hll_handle_push(lua_State *L, int shared) {
-  hll_handle *self = hll_newuserdata(L, sizeof *self);
-  *self = (hll_handle){.lock = NULL};
+  hll_handle *self = hll_newuserdata(L, HLL_HANDLE, sizeof *self);
   lua_pushvalue(L, shared);
   hll_setuservalue(L, -2);
-  luaL_getmetatable(L, HLL_HANDLE);
-  lua_setmetatable(L, -2);
   return self;
 }
 
@@ -28,30 +31,17 @@ hll_pending *hll_pending_test(lua_State *L, int index) {
 }
 
 hll_pending *hll_pending_push(lua_State *L, int shared, int handle) {
-  hll_pending *self = hll_newuserdata(L, sizeof *self);
-  self->pending = NULL;
-  self->tied = (hll_tied){0};
-  self->trace = NULL;
+  hll_pending *self = hll_newuserdata(L, HLL_PENDING, sizeof *self);
   lua_createtable(L, 2, 0);
   lua_pushvalue(L, shared);
   lua_rawseti(L, -2, 1);
   lua_pushvalue(L, handle);
   lua_rawseti(L, -2, 2);
   hll_setuservalue(L, -2);
-  luaL_getmetatable(L, HLL_PENDING);
-  lua_setmetatable(L, -2);
   return self;
 }
 
-hll_plan *hll_plan_push(lua_State *L) {
-  hll_plan *self = hll_newuserdata(L, sizeof *self);
-  self->plan = NULL;
-  self->sql = NULL;
-  self->gates = 0;
-  luaL_getmetatable(L, HLL_PLAN);
-  lua_setmetatable(L, -2);
-  return self;
-}
+hll_plan *hll_plan_push(lua_State *L) { return hll_newuserdata(L, HLL_PLAN, sizeof(hll_plan)); }
 
 hll_plan *hll_plan_test(lua_State *L, int index) { return hll_testudata(L, index, HLL_PLAN); }
 

@@ -8,22 +8,28 @@
 
 #include <lauxlib.h>
 #include <lua.h>
+#include <string.h>
 
 /* Stands in front of each userdata, and notes its address. luv hands a userdata to another thread's
    Lua state as a copy of its bytes, with that state's metatable. The copy would be a second owner.
    The binding recognises the copy by its address, and rejects it. */
-typedef union hll_header {
+typedef struct hll_header {
   const void *self;
-  double align; /* Lua aligns no better */
+  const char *class; /* its name: the metatable's key in the registry */
 } hll_header;
+_Static_assert(sizeof(hll_header) % 8 == 0, "what follows is aligned as Lua aligns");
 
-static inline void *hll_newuserdata(lua_State *L, size_t size) {
+/* Pushes a userdata of the class, and returns its memory, all zero. */
+static inline void *hll_newuserdata(lua_State *L, const char *class, size_t size) {
 #if LUA_VERSION_NUM >= 504
   hll_header *header = lua_newuserdatauv(L, sizeof *header + size, 1);
 #else
   hll_header *header = lua_newuserdata(L, sizeof *header + size);
 #endif
-  header->self = header;
+  memset(header, 0, sizeof *header + size);
+  *header = (hll_header){header, class};
+  luaL_getmetatable(L, class);
+  lua_setmetatable(L, -2);
   return header + 1;
 }
 
@@ -67,23 +73,27 @@ static inline void hll_setfuncs(lua_State *L, const luaL_Reg *functions) {
   }
 }
 
-static inline hll_header *hll_header_test(lua_State *L, int index, const char *name) {
+/* Returns the memory of the userdata, and NULL for any value that hll_newuserdata has not made for
+   this very class. `class` has the same address then: so the metatable need not be asked. */
+static inline void *hll_testudata(lua_State *L, int index, const char *class) {
+  hll_header *header = lua_touserdata(L, index);
+  if (!header || hll_rawlen(L, index) < sizeof *header) return NULL; /* light: its length is 0 */
+  return header->self == header && header->class == class ? header + 1 : NULL;
+}
+
+/* Returns the memory of a userdata that another module may have made, by its metatable. */
+static inline void *hll_testmetatable(lua_State *L, int index, const char *class) {
   hll_header *header = lua_touserdata(L, index);
   if (!header || !lua_getmetatable(L, index)) return NULL;
-  luaL_getmetatable(L, name);
+  luaL_getmetatable(L, class);
   int same = lua_rawequal(L, -1, -2);
   lua_pop(L, 2);
-  return same ? header : NULL;
+  return same ? header + 1 : NULL;
 }
 
-static inline void *hll_testudata(lua_State *L, int index, const char *name) {
-  hll_header *header = hll_header_test(L, index, name);
-  return header && header->self == header ? header + 1 : NULL;
-}
-
-/* Returns a name for the value, for an error: a userdata of that name was wanted. */
-static inline const char *hll_typename(lua_State *L, int index, const char *name) {
-  return hll_header_test(L, index, name) ? "one of another Lua state" : luaL_typename(L, index);
+/* Returns a name for the value, for an error: a userdata of the class was wanted. */
+static inline const char *hll_typename(lua_State *L, int index, const char *class) {
+  return hll_testmetatable(L, index, class) ? "one of another Lua state" : luaL_typename(L, index);
 }
 
 /* Returns whether the value is a number without a fraction, for an id. Where Lua tells integers

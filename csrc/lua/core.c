@@ -120,17 +120,18 @@ code.
 @function core.loop
 @local
 @param object
-@return the manager's option `loop`, a function, or true. Nil: the call is to block
-@treturn boolean whether the running thread can yield here. The main thread cannot
+@return the manager's option `loop`, a function, a table or true. Nil: the call is to block, as the
+  running thread cannot yield here. The main thread never can
 */
 static int loop(lua_State *L) {
-  if (!hll_testudata(L, 1, HLL_MANAGER) && !hll_handle_test(L, 1)) return 0;
+  if (!hll_manager_test(L, 1) && !hll_handle_test(L, 1)) return 0;
   hll_getuservalue(L, 1);
-  lua_getfield(L, -1, "loop");
-  bool yields = !lua_pushthread(L);
-  lua_pop(L, 1);
-  lua_pushboolean(L, yields && is_yieldable(L));
-  return 2;
+  int shared = lua_gettop(L);
+  const hll_manager *manager = hll_shared_manager(L, shared);
+  if (!manager) return 0;
+  if (!manager->loops_anywhere && (lua_pushthread(L) || !is_yieldable(L))) return 0;
+  lua_getfield(L, shared, "loop");
+  return 1;
 }
 
 /***
@@ -139,9 +140,11 @@ Sets what `core.loop` returns. For hierlock's own Lua code.
 @local
 @param manager
 @param loop
+@bool[opt] anywhere the loop needs no yield of Lua's
 @return manager
 */
 static int set_loop(lua_State *L) {
+  hll_manager_check(L)->loops_anywhere = lua_toboolean(L, 3);
   hll_getuservalue(L, 1);
   lua_pushvalue(L, 2);
   lua_setfield(L, -2, "loop");

@@ -14,35 +14,26 @@
 
 /* Returns whether the running function at this level is in one of the library's own Lua files. The
    files' names end in hierlock/..., wherever they were loaded from. */
-static int is_ours(const lua_Debug *ar) {
-  static const char *const files[] = {"/hierlock/init.lua",
-                                      "@hierlock/init.lua",
-                                      "/hierlock/waiting.lua",
-                                      "@hierlock/waiting.lua",
-                                      "/hierlock/loop/",
-                                      "@hierlock/loop/",
-                                      "/hierlock/attach.lua",
-                                      "@hierlock/attach.lua",
-                                      "/hierlock/attach/",
-                                      "@hierlock/attach/",
-                                      "/hierlock/rows.lua",
-                                      "@hierlock/rows.lua",
-                                      "/hierlock/rows/",
-                                      "@hierlock/rows/",
-                                      "/hierlock/prometheus.lua",
-                                      "@hierlock/prometheus.lua",
-                                      NULL};
-  if (ar->source[0] != '@' || !strstr(ar->source, "hierlock/")) return 0;
-  for (const char *const *file = files; *file; file++)
-    if (strstr(ar->source, *file)) return 1;
-  return 0;
+static bool is_ours(const lua_Debug *ar) {
+  static const char *const files[] = {"waiting.lua", "init.lua", "loop/", "attach.lua",
+                                      "attach/",     "rows.lua", "rows/", "prometheus.lua"};
+  const char *at = ar->source;
+  while ((at = strstr(at, "hierlock/"))) {
+    bool whole = at > ar->source && (at[-1] == '/' || at[-1] == '@');
+    at += strlen("hierlock/");
+    for (size_t i = 0; whole && i < sizeof files / sizeof *files; i++)
+      if (strncmp(at, files[i], strlen(files[i])) == 0) return ar->source[0] == '@';
+  }
+  return false;
 }
 
 /* Finds the first caller outside of this library; returns false where there is no such caller. */
 static bool find_caller(lua_State *L, lua_Debug *ar) {
   for (int level = 1; lua_getstack(L, level, ar); level++) {
-    (void)lua_getinfo(L, "Sl", ar);
-    if (ar->currentline > 0 && !is_ours(ar)) return true;
+    (void)lua_getinfo(L, "S", ar);
+    if (*ar->what == 'C' || is_ours(ar)) continue;
+    (void)lua_getinfo(L, "l", ar);
+    if (ar->currentline > 0) return true;
   }
   return false;
 }

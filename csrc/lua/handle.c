@@ -161,9 +161,7 @@ static int handle_remaining(lua_State *L) {
    Returns false when the handle was collected meanwhile. */
 static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
                         hll_acquire_options *options, const hl_plan *plan, hll_trace **trace) {
-  lua_rawgeti(L, shared, 1);
-  hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
-  lua_pop(L, 1);
+  hll_manager *manager = hll_shared_manager(L, shared);
   if (!manager || !manager->hooks) return true;
   hll_trace_begin(L, shared, manager, "extend", plan, trace);
   hll_acquire_options_again(L, 3, options);
@@ -193,13 +191,11 @@ static int handle_extend(lua_State *L) {
   hll_losses_tell(L, shared);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hll_pending *pending = hll_starts(L) ? hll_pending_push(L, shared, 1) : NULL;
-  lua_rawgeti(L, shared, 1);
-  hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
-  lua_pop(L, 1); /* the shared table has it */
-  uint64_t strand = hll_strand(L, manager);
-  char where[HL_WHERE_SIZE];
+  hll_manager *manager = hll_shared_manager(L, shared);
+  hll_asker asker;
+  hll_asker_find(L, manager, &asker);
   hll_acquire_options_read(L, 3, &options);
-  hll_asker_add(L, manager, strand, where, &options.core);
+  hll_asker_add(L, manager, &asker, &options.core);
   if (options.core.ttl) hll_misuse(L, "extend takes no ttl");
   if (!self->lock) return hll_handle_collected(L);
   hl_plan *plan = hll_plan_begin(L, borrowed, hl_plan_layout(hl_lock_plan(self->lock)));
@@ -250,8 +246,7 @@ static const hl_plan *push_upgraded(lua_State *L, const hll_handle *self) {
 }
 
 static int upgrade_failed(lua_State *L, int shared, hl_error *error, const hl_plan *plan) {
-  lua_rawgeti(L, shared, 1);
-  const hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
+  const hll_manager *manager = hll_shared_manager(L, shared);
   hll_holders *found = hll_holders_push(L);
   if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) && manager && manager->manager)
     hll_holders_find(found, manager->manager, plan);
@@ -279,18 +274,17 @@ static int handle_upgrade(lua_State *L) {
   hll_acquire_options options = {HL_OPTIONS_INIT, HL_UPDATE};
   hl_error error;
   hll_handle *self = hll_handle_check(L);
-  char where[HL_WHERE_SIZE];
+  hll_asker asker;
   lua_settop(L, 2);
   hll_handle_losses(L);
   int place = hll_handle_pending(L);
   hll_getuservalue(L, 1);
   int shared = lua_gettop(L);
-  lua_rawgeti(L, shared, 1);
-  hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
-  uint64_t strand = manager ? hll_strand(L, manager) : 0;
+  hll_manager *manager = hll_shared_manager(L, shared);
+  if (manager) hll_asker_find(L, manager, &asker);
   const hl_plan *plan = push_upgraded(L, self);
   hll_options(L, 2, upgrade_option, &options);
-  if (manager) hll_asker_add(L, manager, strand, where, &options.core);
+  if (manager) hll_asker_add(L, manager, &asker, &options.core);
   if (!self->lock || !plan) return hll_handle_collected(L);
   const hl__wish wish = {.kind = HL__UPGRADE, .options = &options.core};
   int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
@@ -395,9 +389,8 @@ static int handle_tostring(lua_State *L) {
    1. */
 static void report_unreleased(lua_State *L, hl_lock *lock) {
   hll_getuservalue(L, 1);
-  lua_rawgeti(L, -1, 1);
-  hll_manager *manager = lua_touserdata(L, -1) ? hll_testudata(L, -1, HLL_MANAGER) : NULL;
-  lua_pop(L, 2);
+  hll_manager *manager = hll_shared_manager(L, -1);
+  lua_pop(L, 1);
   if (manager && manager->warn_unreleased && hl_lock_auto_releases(lock) &&
       hl_lock_look(lock) == HL_HELD)
     hll_unreleased_report(manager, lock);
@@ -456,7 +449,7 @@ static const luaL_Reg metamethods[] = {
 void hll_handle_register(lua_State *L) {
   (void)luaL_newmetatable(L, HLL_HANDLE);
   hll_setfuncs(L, metamethods);
-  lua_pushliteral(L, HLL_HANDLE);
+  lua_pushstring(L, HLL_HANDLE);
   lua_setfield(L, -2, "__name");
   lua_newtable(L);
   hll_setfuncs(L, methods);

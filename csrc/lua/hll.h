@@ -21,13 +21,10 @@
 #include "compat.h"
 #include "hierlock.h"
 
-#define HLL_MANAGER "hierlock.manager"
-#define HLL_HANDLE "hierlock.handle"
-#define HLL_PLAN "hierlock.plan"
+/* Names of classes. The core's own are told apart by their address; see hll_testudata. */
 #define HLL_ERROR "hierlock.error"
-#define HLL_HOLDERS "hierlock.holders"
 #define HLL_STORE "hierlock.store"
-#define HLL_PENDING "hierlock.pending"
+extern const char HLL_MANAGER[], HLL_HANDLE[], HLL_PENDING[], HLL_PLAN[], HLL_HOLDERS[];
 
 /* ---- error.c */
 
@@ -112,6 +109,7 @@ typedef struct hll_manager {
   hll_trace *traces;                              /* see hook.c */
   hll_trace *ended;                               /* a hook is still to hear of these */
   hl_agent *agent;                                /* of the Lua state; NULL once closed */
+  bool loops_anywhere;                            /* its loop needs no yield of Lua's */
   bool own_handles;                               /* each coroutine is a strand of the agent */
   bool warn_unreleased, check_order, check_units; /* report.c */
   bool prints_order;                              /* to stderr, and not to a function */
@@ -180,6 +178,8 @@ hll_manager *hll_manager_check(lua_State *L);
 /* Settles the stack to n values, the first a manager or a handle, and pushes the
    shared table, at n + 1. */
 int hll_manager_shared(lua_State *L, int n);
+/* Returns the manager whose shared table is at index; NULL once it is collected. */
+hll_manager *hll_shared_manager(lua_State *L, int shared);
 /* Tells on_lost of each lost lock; the shared table is at index. */
 void hll_losses_tell(lua_State *L, int shared);
 /* For the methods that acquire, in acquire.c and lease.c. The first counts a call. The second
@@ -210,12 +210,16 @@ typedef struct hll_acquire_options {
 void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options);
 /* Reads the options again, as a hook may have changed them. Keeps the asker's fields. */
 void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *options);
-/* Returns the running coroutine's number, where the manager wants it, else 0. May allocate. */
-uint64_t hll_strand(lua_State *L, const hll_manager *self);
-/* Fills in the asker's fields of options. where: room for hl_options.where. The caller calls
-   hll_strand before, as that may allocate. */
-void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
-                   char where[HL_WHERE_SIZE], hl_options *options);
+/* Who asks. */
+typedef struct hll_asker {
+  char where[HL_WHERE_SIZE]; /* the program's line */
+  uint64_t strand; /* the running coroutine's number, where the manager wants it, else 0 */
+} hll_asker;
+/* Finds who asks. May allocate. */
+void hll_asker_find(lua_State *L, const hll_manager *self, hll_asker *asker);
+/* Fills in the asker's fields of options, which are read no longer than the asker lives. */
+void hll_asker_add(lua_State *L, const hll_manager *self, const hll_asker *asker,
+                   hl_options *options);
 /* Takes the value on the top for ttl, owner, auto_refresh or auto_release. Returns false for other
    names. The owner lives until the next allocation in Lua. */
 int hll_lease_option(lua_State *L, const char *name, hl_options *options);

@@ -150,8 +150,9 @@ for a round trip.
 int hll_manager_import(lua_State *L) {
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
+  hll_asker asker;
   hll_manager *self = hll_manager_check(L);
-  uint64_t strand = hll_strand(L, self);
+  hll_asker_find(L, self, &asker);
   int shared = hll_manager_shared(L, 3), status;
   hll_manager_account(L, self);
   hll_handle *handle = hll_handle_watch(L, shared);
@@ -166,8 +167,7 @@ int hll_manager_import(lua_State *L) {
   hl_manager *manager = hll_manager_still_open(L, self);
   options = (hl_options)HL_OPTIONS_INIT;
   hll_options(L, 3, import_option, &options);
-  char where[HL_WHERE_SIZE];
-  hll_asker_add(L, self, strand, where, &options);
+  hll_asker_add(L, self, &asker, &options);
   size_t size;
   const char *text = lua_tolstring(L, 2, &size);
   if (pending)

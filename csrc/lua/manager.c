@@ -177,7 +177,7 @@ const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
   lua_getglobal(L, "require");
   lua_pushfstring(L, "hierlock.store.%s", name);
   if (lua_pcall(L, 1, 1, 0) == 0) {
-    const hl_store_ops **ops = hll_testudata(L, -1, HLL_STORE);
+    const hl_store_ops **ops = hll_testmetatable(L, -1, HLL_STORE);
     if (ops) return *ops;
     lua_pushliteral(L, "it is no store");
   }
@@ -420,13 +420,11 @@ int hll_manager_open(lua_State *L) {
   if (!lua_isnil(L, 1) && !options.config.dsn)
     return hll_fail(L, HL_EDSN, "the DSN has a NUL byte");
 
-  hll_manager *self = hll_newuserdata(L, sizeof *self);
+  hll_manager *self = hll_newuserdata(L, HLL_MANAGER, sizeof *self);
   int manager = lua_gettop(L);
-  *self = (hll_manager){.hooks = options.hooks};
+  self->hooks = options.hooks;
   shared_push(L, manager, &options);
   hll_setuservalue(L, manager);
-  luaL_getmetatable(L, HLL_MANAGER);
-  lua_setmetatable(L, manager);
 
   hl_agent *agent = push_agent(L);
   const char *dsn = hl_dsn_default(options.config.dsn);
@@ -641,7 +639,7 @@ static const luaL_Reg metamethods[] = {
 void hll_manager_register(lua_State *L) {
   (void)luaL_newmetatable(L, HLL_MANAGER);
   hll_setfuncs(L, metamethods);
-  lua_pushliteral(L, HLL_MANAGER);
+  lua_pushstring(L, HLL_MANAGER);
   lua_setfield(L, -2, "__name");
   lua_newtable(L);
   hll_setfuncs(L, methods);

@@ -232,7 +232,7 @@ static const luaL_Reg metamethods[] = {
 void hll_pending_register(lua_State *L) {
   (void)luaL_newmetatable(L, HLL_PENDING);
   hll_setfuncs(L, metamethods);
-  lua_pushliteral(L, HLL_PENDING);
+  lua_pushstring(L, HLL_PENDING);
   lua_setfield(L, -2, "__name");
   lua_newtable(L);
   hll_setfuncs(L, methods);

@@ -250,7 +250,7 @@ int hll_plan_new(lua_State *L) {
 void hll_plan_register(lua_State *L) {
   (void)luaL_newmetatable(L, HLL_PLAN);
   hll_setfuncs(L, metamethods);
-  lua_pushliteral(L, HLL_PLAN);
+  lua_pushstring(L, HLL_PLAN);
   lua_setfield(L, -2, "__name");
   lua_newtable(L);
   hll_setfuncs(L, methods);

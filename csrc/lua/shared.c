@@ -54,10 +54,19 @@ hll_manager *hll_manager_check(lua_State *L) {
     hll_misuse(L, "self must be a manager, not %s; call it with a colon",
                hll_typename(L, 1, HLL_MANAGER));
   if (!self->manager) hll_misuse(L, "the manager is closed");
-  hll_getuservalue(L, 1);
-  hll_losses_tell(L, lua_gettop(L));
-  lua_pop(L, 1);
-  if (!self->manager) hll_misuse(L, "the manager is closed"); /* by on_lost */
+  if (self->ended || self->reports || hl_manager_losses(self->manager) != self->losses) {
+    hll_getuservalue(L, 1);
+    hll_losses_tell(L, lua_gettop(L));
+    lua_pop(L, 1);
+    if (!self->manager) hll_misuse(L, "the manager is closed"); /* by on_lost */
+  }
+  return self;
+}
+
+hll_manager *hll_shared_manager(lua_State *L, int shared) {
+  lua_rawgeti(L, shared, 1);
+  hll_manager *self = hll_manager_test(L, -1);
+  lua_pop(L, 1); /* the shared table has it */
   return self;
 }
 
@@ -116,9 +125,7 @@ static void loss_tell(lua_State *L, int shared, int handles) {
 }
 
 void hll_losses_tell(lua_State *L, int shared) {
-  lua_rawgeti(L, shared, 1);
-  hll_manager *self = hll_manager_test(L, -1);
-  lua_pop(L, 1);
+  hll_manager *self = hll_shared_manager(L, shared);
   if (!self || !self->manager) return;
   if (self->ended) {
     hll_traces_tell(L, shared, self);

@@ -60,11 +60,10 @@ local hierlock = {
 }
 
 function hierlock.open(dsn, options)
-  local loop = true
-  if type(options) == "table" then loop = waiting.loop(options.loop) end
+  local loop, anywhere = waiting.loop(type(options) == "table" and options.loop or nil)
   local manager, err = core.open(dsn, options)
   if not manager then return nil, err end
-  return core.set_loop(manager, loop)
+  return core.set_loop(manager, loop, anywhere)
 end
 
 -- The methods that wait yield in a coroutine under a known loop. The methods that acquire are functions of the

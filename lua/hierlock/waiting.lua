@@ -14,20 +14,13 @@ local waiting = {}
 
 local NAMES = { cqueues = true, luv = true, copas = true, ngx = true, tarantool = true }
 
--- Loops that wait without a yield of Lua's, and so wherever they are called.
-local needs_no_yield = {}
-
 -- In Lua 5.1, pcall cannot be yielded across: there, what the loop raises passes, and the
 -- collector cancels.
 local yields_across_pcall = _VERSION ~= "Lua 5.1" or rawget(_G, "jit") ~= nil
 
--- Without an option: ngx and cqueues say by themselves whether they run this coroutine. A coroutine that the program
--- has made inside a coroutine of cqueues' blocks. The program gets its yields, and may not know what to do with
--- them.
-local function notice(yields)
-  local ngx = rawget(_G, "ngx")
-  if ngx and ngx.get_phase then return require "hierlock.loop.ngx" end
-  if not yields then return nil end
+-- Without an option: cqueues says by itself whether it runs this coroutine. A coroutine that the program has made inside
+-- a coroutine of cqueues' blocks. The program gets its yields, and may not know what to do with them.
+local function notice()
   local cqueues = package.loaded.cqueues
   if type(cqueues) == "table" and cqueues.running then
     local controller, resumed = cqueues.running()
@@ -35,9 +28,14 @@ local function notice(yields)
   end
 end
 
---- The value of the option `loop` as core.loop gives it back; raises.
+--- The value of the option `loop` as core.loop gives it back, and whether that loop needs no yield of Lua's, so that
+-- it waits wherever it is called. Raises.
 function waiting.loop(option)
-  if option == nil or option == "auto" then return true end
+  if option == nil or option == "auto" then
+    local ngx = rawget(_G, "ngx")
+    if not (ngx and ngx.get_phase) then return true end
+    option = "ngx"
+  end
   if option == "block" then return nil end
   if type(option) == "function" then return option end
   if type(option) ~= "string" or not NAMES[option] then
@@ -46,8 +44,7 @@ function waiting.loop(option)
   end
   local ok, loop = pcall(require, "hierlock.loop." .. option)
   if not ok then core.misuse(("loop %q cannot be had: %s"):format(option, tostring(loop):match("^[^\n]*"))) end
-  if option == "tarantool" then needs_no_yield[loop] = true end
-  return loop
+  return loop, option == "tarantool" or type(loop) == "table"
 end
 
 --- An iterator with a single turn. In Lua 5.4 `for _ in once, nil, nil, value do … end` closes the value when the
@@ -98,10 +95,10 @@ end
 --- The method of that name, yielding where it can. `blocking` and `start` are its two forms.
 function waiting.wrap(name, blocking, start)
   return function(self, ...)
-    local loop, yields = core.loop(self)
-    if loop == true then loop = notice(yields) end
+    local loop = core.loop(self)
+    if loop == true then loop = notice() end
+    if not loop then return blocking(self, ...) end
     if type(loop) == "table" then return loop.call(name, blocking, start, self, ...) end
-    if not loop or not (yields or needs_no_yield[loop]) then return blocking(self, ...) end
     local pending, err = start(self, ...)
     if not core.is_pending(pending) then return pending, err end
     if pending:done() then return take(pending) end

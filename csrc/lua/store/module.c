@@ -44,11 +44,8 @@ static int connect_new(lua_State *L) {
   const char *text = luaL_checkstring(L, 1);
   const char *application = luaL_checkstring(L, 2);
   lua_settop(L, 4);
-  hll_connection *self = hll_newuserdata(L, kind->size);
-  memset(self, 0, kind->size);
+  hll_connection *self = hll_newuserdata(L, kind->name, kind->size);
   self->kind = kind;
-  luaL_getmetatable(L, kind->name);
-  lua_setmetatable(L, -2);
 
   hl_error error;
   int status = hl_dsn_parse(text, kind->parse, &self->dsn, &error);
@@ -89,7 +86,7 @@ typedef struct module {
 
 /* The stores share a metatable. The first store that is loaded makes it. */
 static int module_index(lua_State *L) {
-  const module *self = hll_testudata(L, 1, HLL_STORE);
+  const module *self = hll_testmetatable(L, 1, HLL_STORE);
   const char *name = lua_tostring(L, 2);
   if (!self || !self->kind || !name) return 0;
   if (strcmp(name, "sql") == 0) return lua_pushstring(L, self->kind->sql), 1;
@@ -100,7 +97,7 @@ static int module_index(lua_State *L) {
 }
 
 int hll_store_module(lua_State *L, const hl_store_ops *ops, const hll_connection_kind *kind) {
-  module *self = hll_newuserdata(L, sizeof *self);
+  module *self = hll_newuserdata(L, HLL_STORE, sizeof *self);
   *self = (module){.ops = ops, .kind = kind};
   if (luaL_newmetatable(L, HLL_STORE)) {
     lua_pushcfunction(L, module_index);
