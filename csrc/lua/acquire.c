@@ -86,7 +86,7 @@ static void call_begin(lua_State *L, call *c, int n) {
   int shared = hll_manager_shared(L, n);
   hll_manager_account(L, c->self);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
-  c->handle = hll_handle_watch(L, shared);
+  c->handle = hll_handle_push(L, c->self, shared);
   if (lua_toboolean(L, lua_upvalueindex(HLL_STARTS)))
     c->pending = hll_pending_push(L, shared, lua_gettop(L));
 
@@ -309,7 +309,7 @@ static int wait_any(lua_State *L) {
   size_t n = hll_rawlen(L, 2), fields = 0;
   if (n == 0) hll_misuse(L, "targets must not be empty");
   if (n > ANY_MAX) hll_misuse(L, "targets are %d; at most %d can be waited for", (int)n, ANY_MAX);
-  (void)hll_handle_watch(L, shared);
+  (void)hll_handle_push(L, self, shared);
   hll_pending *pending = hll_pending_push(L, shared, shared + 1);
   const hl_plan **plans = push_plans(L, n);
   hl_manager *manager = hll_manager_still_open(L, self);

@@ -19,13 +19,6 @@ void hll_token_push(lua_State *L, uint64_t token) {
   lua_pushstring(L, text);
 }
 
-hll_handle *hll_handle_push(lua_State *L, int shared) {
-  hll_handle *self = hll_newuserdata(L, HLL_HANDLE, sizeof *self);
-  lua_pushvalue(L, shared);
-  hll_setuservalue(L, -2);
-  return self;
-}
-
 hll_pending *hll_pending_test(lua_State *L, int index) {
   return hll_testudata(L, index, HLL_PENDING);
 }

@@ -124,13 +124,13 @@ code.
   running thread cannot yield here. The main thread never can
 */
 static int loop(lua_State *L) {
-  if (!hll_manager_test(L, 1) && !hll_handle_test(L, 1)) return 0;
-  hll_getuservalue(L, 1);
-  int shared = lua_gettop(L);
-  const hll_manager *manager = hll_shared_manager(L, shared);
+  const hll_manager *manager = hll_manager_test(L, 1);
+  const hll_handle *handle = manager ? NULL : hll_handle_test(L, 1);
+  if (handle) manager = handle->owner;
   if (!manager) return 0;
   if (!manager->loops_anywhere && (lua_pushthread(L) || !is_yieldable(L))) return 0;
-  lua_getfield(L, shared, "loop");
+  hll_getuservalue(L, 1);
+  lua_getfield(L, -1, "loop");
   return 1;
 }
 

@@ -103,7 +103,7 @@ static int handle_release(lua_State *L) {
   int status = confirm ? hl__lock_call(self->lock, &(hl__wish){.kind = HL__RELEASE},
                                        hll_pending_at(L, place), &error)
                        : hl_lock_release(self->lock, false, &error);
-  if (!place) hll_handle_losses(L);
+  if (!place) hll_losses_tell(L, self->owner, 1);
   trace_end(L, self, status, "release");
   return hll_handle_answer(L, place, status, &error);
 }
@@ -117,7 +117,7 @@ the token keeps a late write out.
 */
 static int handle_is_held(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
-  hll_handle_losses(L);
+  hll_losses_tell(L, self->owner, 1);
   lua_pushboolean(L, self->lock && hl_lock_is_held(self->lock));
   return 1;
 }
@@ -133,7 +133,7 @@ Asks the store whether the lock is held: one round trip. Blocks for the rest of
 static int handle_check_held(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hl_error error;
-  hll_handle_losses(L);
+  hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
   if (!self->lock) return hll_handle_collected(L);
   const hl__wish wish = {.kind = HL__CHECK};
@@ -151,7 +151,7 @@ lease's time counts from the moment at which the last refresh was sent.
 */
 static int handle_remaining(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
-  hll_handle_losses(L);
+  hll_losses_tell(L, self->owner, 1);
   int64_t left = self->lock ? hl_lock_remaining(self->lock) : 0;
   lua_pushnumber(L, left == HL_FOREVER ? (lua_Number)HUGE_VAL : (lua_Number)left / 1000);
   return 1;
@@ -161,8 +161,8 @@ static int handle_remaining(lua_State *L) {
    Returns false when the handle was collected meanwhile. */
 static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
                         hll_acquire_options *options, const hl_plan *plan, hll_trace **trace) {
-  hll_manager *manager = hll_shared_manager(L, shared);
-  if (!manager || !manager->hooks) return true;
+  hll_manager *manager = self->owner;
+  if (!manager->hooks) return true;
   hll_trace_begin(L, shared, manager, "extend", plan, trace);
   hll_acquire_options_again(L, 3, options);
   options->core.agent = manager->agent; /* NULL once the manager is closed */
@@ -188,10 +188,10 @@ static int handle_extend(lua_State *L) {
   hl_error error;
   hll_handle *self = hll_handle_check(L);
   int shared = hll_manager_shared(L, 3);
-  hll_losses_tell(L, shared);
+  hll_losses_tell(L, self->owner, 1);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hll_pending *pending = hll_starts(L) ? hll_pending_push(L, shared, 1) : NULL;
-  hll_manager *manager = hll_shared_manager(L, shared);
+  hll_manager *manager = self->owner;
   hll_asker asker;
   hll_asker_find(L, manager, &asker);
   hll_acquire_options_read(L, 3, &options);
@@ -245,10 +245,10 @@ static const hl_plan *push_upgraded(lua_State *L, const hll_handle *self) {
   return made->plan;
 }
 
-static int upgrade_failed(lua_State *L, int shared, hl_error *error, const hl_plan *plan) {
-  const hll_manager *manager = hll_shared_manager(L, shared);
+static int upgrade_failed(lua_State *L, const hll_manager *manager, hl_error *error,
+                          const hl_plan *plan) {
   hll_holders *found = hll_holders_push(L);
-  if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) && manager && manager->manager)
+  if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) && manager->manager)
     hll_holders_find(found, manager->manager, plan);
   others_keep(found);
   return hll_acquire_failure(L, error, plan, found);
@@ -276,20 +276,17 @@ static int handle_upgrade(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hll_asker asker;
   lua_settop(L, 2);
-  hll_handle_losses(L);
+  hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
-  hll_getuservalue(L, 1);
-  int shared = lua_gettop(L);
-  hll_manager *manager = hll_shared_manager(L, shared);
-  if (manager) hll_asker_find(L, manager, &asker);
+  hll_asker_find(L, self->owner, &asker);
   const hl_plan *plan = push_upgraded(L, self);
   hll_options(L, 2, upgrade_option, &options);
-  if (manager) hll_asker_add(L, manager, &asker, &options.core);
+  hll_asker_add(L, self->owner, &asker, &options.core);
   if (!self->lock || !plan) return hll_handle_collected(L);
   const hl__wish wish = {.kind = HL__UPGRADE, .options = &options.core};
   int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
   if (status == HL_OK) return hll_handle_answer(L, place, status, &error);
-  int values = upgrade_failed(L, shared, &error, plan);
+  int values = upgrade_failed(L, self->owner, &error, plan);
   if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
   return values;
 }
@@ -310,7 +307,7 @@ static int handle_downgrade(lua_State *L) {
   hl_error error;
   hll_handle *self = hll_handle_check(L);
   lua_settop(L, 1);
-  hll_handle_losses(L);
+  hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
   const hl_plan *plan = push_upgraded(L, self);
   if (!self->lock || !plan) return hll_handle_collected(L);
@@ -385,14 +382,9 @@ static int handle_tostring(lua_State *L) {
   return 1;
 }
 
-/* Notes, where the program wants it, that only the collector releases the lock of the handle at
-   1. */
-static void report_unreleased(lua_State *L, hl_lock *lock) {
-  hll_getuservalue(L, 1);
-  hll_manager *manager = hll_shared_manager(L, -1);
-  lua_pop(L, 1);
-  if (manager && manager->warn_unreleased && hl_lock_auto_releases(lock) &&
-      hl_lock_look(lock) == HL_HELD)
+/* Notes, where the program wants it, that only the collector releases the lock. */
+static void report_unreleased(hll_manager *manager, hl_lock *lock) {
+  if (manager->warn_unreleased && hl_lock_auto_releases(lock) && hl_lock_look(lock) == HL_HELD)
     hll_unreleased_report(manager, lock);
 }
 
@@ -403,7 +395,7 @@ static int handle_gc(lua_State *L) {
     hl_lock *lock = self->lock;
     self->lock = NULL;
     hll_untie(&self->tied);
-    report_unreleased(L, lock);
+    report_unreleased(self->owner, lock);
     if (self->trace) {
       int status = hl_lock_close(lock, NULL);
       hll_trace_queue(self->trace, status == HL_ELOST ? "lost" : "collector");

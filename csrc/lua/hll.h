@@ -105,6 +105,7 @@ typedef struct hll_manager {
   uint64_t losses;                                /* as many losses has on_lost heard of */
   unsigned acquired;                              /* calls so far, for hll_gc_account */
   bool hooks;                                     /* the program has set one beside on_lost */
+  bool watches;                                   /* the shared table has `handles` */
   bool telling;                                   /* one of them runs */
   hll_trace *traces;                              /* see hook.c */
   hll_trace *ended;                               /* a hook is still to hear of these */
@@ -132,13 +133,12 @@ void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied));
 void hll_untie(hll_tied *tied); /* does nothing when it is not tied */
 
 typedef struct hll_handle {
-  hl_lock *lock; /* NULL before it is granted, and after collection */
+  hl_lock *lock;      /* NULL before it is granted, and after collection */
+  hll_manager *owner; /* its shared table, which the handle has, keeps it */
   hll_tied tied;
   hll_trace *trace, *extending; /* of its acquisition, of an extend; or NULL */
 } hll_handle;
 
-/* Pushes an empty handle that shares the table at index. */
-hll_handle *hll_handle_push(lua_State *L, int shared);
 hll_handle *hll_handle_test(lua_State *L, int index);
 /* Pushes 16 hexadecimal digits. */
 void hll_token_push(lua_State *L, uint64_t token);
@@ -178,24 +178,21 @@ hll_manager *hll_manager_check(lua_State *L);
 /* Settles the stack to n values, the first a manager or a handle, and pushes the
    shared table, at n + 1. */
 int hll_manager_shared(lua_State *L, int n);
-/* Returns the manager whose shared table is at index; NULL once it is collected. */
-hll_manager *hll_shared_manager(lua_State *L, int shared);
-/* Tells on_lost of each lost lock; the shared table is at index. */
-void hll_losses_tell(lua_State *L, int shared);
+/* Tells on_lost of each lost lock of the manager, whose uservalue the object at index has, too. Does
+   nothing when the manager is closed. */
+void hll_losses_tell(lua_State *L, hll_manager *self, int index);
 /* For the methods that acquire, in acquire.c and lease.c. The first counts a call. The second
    returns the core's manager; it raises where an allocation has run a finalizer that closed it. The
    third pushes an empty handle, of whose loss on_lost will hear. */
 void hll_manager_account(lua_State *L, hll_manager *self);
 hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self);
-hll_handle *hll_handle_watch(lua_State *L, int shared);
+hll_handle *hll_handle_push(lua_State *L, hll_manager *owner, int shared);
 /* For the handle's methods: returns the handle at 1. A collected handle has no lock: other
    finalizers may still see it after its own. */
 hll_handle *hll_handle_check(lua_State *L);
 /* Pushes the answer of a collected handle, nil, err, and returns 2. */
 int hll_handle_collected(lua_State *L);
 int hll_push_true(lua_State *L);
-/* Tells on_lost. */
-void hll_handle_losses(lua_State *L);
 /* Notes that the handle at index is held, perhaps again: on_lost hears of its next loss. */
 void hll_handle_rewatch(lua_State *L, int index);
 

@@ -46,7 +46,7 @@ int hll_handle_refresh(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hl_error error;
   int64_t ms = lua_isnoneornil(L, 2) ? 0 : hll_ttl(L, 2);
-  hll_handle_losses(L);
+  hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
   if (!self->lock) return hll_handle_collected(L);
   const hl__wish wish = {.kind = HL__REFRESH, .ttl = ms};
@@ -75,7 +75,7 @@ int hll_handle_to_lease(lua_State *L) {
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
   lua_settop(L, 2);
-  hll_handle_losses(L);
+  hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
   hll_options(L, 2, to_lease_option, &options);
   if (!options.ttl) hll_misuse(L, "ttl is missing");
@@ -106,7 +106,7 @@ int hll_handle_export(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hl_error error;
   char *text;
-  hll_handle_losses(L);
+  hll_losses_tell(L, self->owner, 1);
   lua_settop(L, 1);
   lua_pushcfunction(L, push_text);
   if (!self->lock) return hll_handle_collected(L);
@@ -155,7 +155,7 @@ int hll_manager_import(lua_State *L) {
   hll_asker_find(L, self, &asker);
   int shared = hll_manager_shared(L, 3), status;
   hll_manager_account(L, self);
-  hll_handle *handle = hll_handle_watch(L, shared);
+  hll_handle *handle = hll_handle_push(L, self, shared);
   hll_pending *pending = lua_toboolean(L, lua_upvalueindex(HLL_STARTS))
                              ? hll_pending_push(L, shared, lua_gettop(L))
                              : NULL;

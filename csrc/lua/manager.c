@@ -423,6 +423,7 @@ int hll_manager_open(lua_State *L) {
   hll_manager *self = hll_newuserdata(L, HLL_MANAGER, sizeof *self);
   int manager = lua_gettop(L);
   self->hooks = options.hooks;
+  self->watches = options.on_lost || options.hooks;
   shared_push(L, manager, &options);
   hll_setuservalue(L, manager);
 

@@ -20,32 +20,32 @@ void hll_manager_account(lua_State *L, hll_manager *self) {
   if (++self->acquired % HLL_ACCOUNT_EACH == 0) hll_gc_account(L, HLL_ACCOUNT_EACH);
 }
 
-hll_handle *hll_handle_watch(lua_State *L, int shared) {
-  hll_handle *self = hll_handle_push(L, shared);
+hll_handle *hll_handle_push(lua_State *L, hll_manager *owner, int shared) {
+  hll_handle *self = hll_newuserdata(L, HLL_HANDLE, sizeof *self);
+  self->owner = owner;
+  lua_pushvalue(L, shared);
+  hll_setuservalue(L, -2);
+  if (!owner->watches) return self;
   lua_getfield(L, shared, "handles");
-  if (lua_istable(L, -1)) { /* the program wants to hear of its loss */
-    lua_pushvalue(L, -2);
-    lua_pushboolean(L, 1);
-    lua_rawset(L, -3);
-  }
+  lua_pushvalue(L, -2);
+  lua_pushboolean(L, 1);
+  lua_rawset(L, -3);
   lua_pop(L, 1);
   return self;
 }
 
 void hll_handle_rewatch(lua_State *L, int index) {
+  if (!hll_handle_test(L, index)->owner->watches) return;
   hll_getuservalue(L, index);
   lua_getfield(L, -1, "handles");
-  if (lua_istable(L, -1)) {
+  lua_pushvalue(L, index);
+  lua_rawget(L, -2);
+  if (lua_isboolean(L, -1)) { /* it is there: nothing is allocated */
     lua_pushvalue(L, index);
-    lua_rawget(L, -2);
-    if (lua_isboolean(L, -1)) { /* it is there: nothing is allocated */
-      lua_pushvalue(L, index);
-      lua_pushboolean(L, 1);
-      lua_rawset(L, -4);
-    }
-    lua_pop(L, 1);
+    lua_pushboolean(L, 1);
+    lua_rawset(L, -4);
   }
-  lua_pop(L, 2);
+  lua_pop(L, 3);
 }
 
 hll_manager *hll_manager_check(lua_State *L) {
@@ -53,20 +53,9 @@ hll_manager *hll_manager_check(lua_State *L) {
   if (!self)
     hll_misuse(L, "self must be a manager, not %s; call it with a colon",
                hll_typename(L, 1, HLL_MANAGER));
-  if (!self->manager) hll_misuse(L, "the manager is closed");
-  if (self->ended || self->reports || hl_manager_losses(self->manager) != self->losses) {
-    hll_getuservalue(L, 1);
-    hll_losses_tell(L, lua_gettop(L));
-    lua_pop(L, 1);
-    if (!self->manager) hll_misuse(L, "the manager is closed"); /* by on_lost */
-  }
-  return self;
-}
-
-hll_manager *hll_shared_manager(lua_State *L, int shared) {
-  lua_rawgeti(L, shared, 1);
-  hll_manager *self = hll_manager_test(L, -1);
-  lua_pop(L, 1); /* the shared table has it */
+  (void)hll_manager_still_open(L, self);
+  hll_losses_tell(L, self, 1);
+  (void)hll_manager_still_open(L, self); /* on_lost may close it */
   return self;
 }
 
@@ -124,23 +113,17 @@ static void loss_tell(lua_State *L, int shared, int handles) {
   if (gone) hll_trace_end(L, shared, handle->trace, "lost");
 }
 
-void hll_losses_tell(lua_State *L, int shared) {
-  hll_manager *self = hll_shared_manager(L, shared);
-  if (!self || !self->manager) return;
-  if (self->ended) {
-    hll_traces_tell(L, shared, self);
-    if (!self->manager) return;
-  }
-  if (self->reports) {
-    hll_reports_tell(L, shared, self);
-    if (!self->manager) return; /* closed by the function that was told */
-  }
+/* Tells what there is to be told. */
+static void news_tell(lua_State *L, int shared, hll_manager *self) {
+  if (self->ended) hll_traces_tell(L, shared, self);
+  if (self->manager && self->reports) hll_reports_tell(L, shared, self);
+  if (!self->manager) return; /* closed by the function that was told */
   uint64_t losses = hl_manager_losses(self->manager);
   if (losses == self->losses) return;
-  lua_getfield(L, shared, "handles");
-  int handles = lua_gettop(L);
-  if (lua_istable(L, handles)) {
+  if (self->watches) {
     bool in_use;
+    lua_getfield(L, shared, "handles");
+    int handles = lua_gettop(L);
     /* First all losses are listed, then told: a callback may acquire. */
     int n = losses_list(L, handles, &in_use);
     for (int i = 1; i <= n; i++) {
@@ -148,9 +131,18 @@ void hll_losses_tell(lua_State *L, int shared) {
       loss_tell(L, shared, handles);
     }
     /* Not sooner: where a callback raises, the next call tells the rest. */
-    if (!in_use) self->losses = losses;
+    if (in_use) return;
   }
-  lua_settop(L, handles - 1);
+  self->losses = losses;
+}
+
+void hll_losses_tell(lua_State *L, hll_manager *self, int index) {
+  if (!self->manager) return;
+  if (!self->ended && !self->reports && hl_manager_losses(self->manager) == self->losses) return;
+  int top = lua_gettop(L);
+  hll_getuservalue(L, index);
+  news_tell(L, top + 1, self);
+  lua_settop(L, top);
 }
 
 hll_handle *hll_handle_check(lua_State *L) {
@@ -166,10 +158,4 @@ int hll_handle_collected(lua_State *L) {
 int hll_push_true(lua_State *L) {
   lua_pushboolean(L, 1);
   return 1;
-}
-
-void hll_handle_losses(lua_State *L) {
-  hll_getuservalue(L, 1);
-  hll_losses_tell(L, lua_gettop(L));
-  lua_pop(L, 1);
 }
