@@ -657,6 +657,27 @@ describe("a lease", function()
       support.wait_until(function() return #leases(other) == 0 end)
     end)
 
+    it("leaves a forked child the memory of what was released before, until its connection is forgotten", function()
+      -- What is used after it was freed is no pointer then.
+      uv.os_setenv("MALLOC_PERTURB_", "165")
+      local peer = support.process(store)
+      uv.os_unsetenv "MALLOC_PERTURB_"
+      local status = peer:call([[
+        local fork = require "hierlock_spec.fork"
+        handles.lock = assert(manager:acquire(..., { ttl = 60 }))
+        assert(handles.lock:release())
+        local pid = fork.fork()
+        if pid == 0 then
+          handles.lock = nil
+          collectgarbage() collectgarbage()
+          manager:close()
+          fork.exit(0)
+        end
+        return (fork.wait(pid))
+      ]], R1)
+      assert.equal(0, status)
+    end)
+
     it("is what finalizers find, who may do with it what they like", function()
       local handle = assert(lease(R1))
       local text

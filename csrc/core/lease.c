@@ -99,8 +99,6 @@ void hl__lease_unref(hl__lease *lease) {
 #endif
 }
 
-void hl__lease_forget(hl__lease *lease) { free(lease); }
-
 /* ----------------------------------------------------- on a connection */
 
 typedef enum operation_kind {

@@ -63,8 +63,6 @@ int hl__lease_new(hl_manager *manager, const hl_options *options, hl__lease **le
 int hl__lease_redraw(hl__lease *lease, bool adopts, hl_error *error);
 /* Gives back the owner's reference. NULL is fine. */
 void hl__lease_unref(hl__lease *lease);
-/* Frees, in a forked child, the copy of the parent's lease. */
-void hl__lease_forget(hl__lease *lease);
 
 /* Begins the lease that the store has granted. False: it is over already, or the manager is closed;
    then the caller must have the record deleted. */

@@ -215,15 +215,15 @@ int hl_lock_close(hl_lock *lock, hl_error *error) {
   return status == HL_ERELEASED ? HL_OK : status;
 }
 
+/* A forked child gives back only its copy of the reference: its copy of a connection may have
+   another one. References of the parent's threads stay. */
 static void lease_end(const hl_lock *lock) {
-  if (hl__lock_is_foreign(lock)) {
-    hl__lease_forget(lock->lease);
-    return;
+  if (!hl__lock_is_foreign(lock)) {
+    if (lock->lease->releases)
+      (void)hl__lease_release(lock->lease, false, NULL);
+    else
+      (void)hl__lease_leave(lock->lease, NULL);
   }
-  if (lock->lease->releases)
-    (void)hl__lease_release(lock->lease, false, NULL);
-  else
-    (void)hl__lease_leave(lock->lease, NULL);
   hl__lease_unref(lock->lease);
 }
 
