@@ -363,6 +363,21 @@ describe("redis", function()
         assert.is_false(heir:is_held())
         assert(again:release { confirm = true })
       end)
+
+      it("refreshes no lease whose upgrade it has forgotten: readers would come in beside its holder", function()
+        local manager, other = assert(open({}, "quarantine=1")), assert(open({}, "quarantine=1"))
+        local handle
+        support.wait_until(function()
+          handle = manager:acquire(R1, { timeout = 0, ttl = 3, mode = "update" })
+          return handle
+        end)
+        assert.equal("OK", cli "SAVE")
+        assert.is_true(handle:upgrade { timeout = 0 })
+        crash()
+        assert_code("lost", handle:refresh())
+        assert.is_false(handle:is_held())
+        assert(assert(other:acquire(R1, { mode = "shared", timeout = 10 })):release { confirm = true })
+      end)
     end)
 
     -- The server restarts from a snapshot that was made before the lease.

@@ -510,6 +510,7 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
     if (status == HL_OK) {
       lease->terms.place = grant.place;
       if (grant.until_ms) hl__lease_until(lease, grant.until_ms);
+      lease->terms.token = grant.token;
       status = hl__lease_use(lease, error); /* released meanwhile? */
       break;
     }

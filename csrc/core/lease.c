@@ -267,6 +267,7 @@ int hl__lease_unsupported(const hl_manager *manager, hl_error *error) {
 
 bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) {
   hl_manager *manager = lease->manager;
+  lease->terms.token = grant->token;
   lease->terms.place = grant->place;
   believe(lease, grant->sent_ms, lease->terms.ttl);
   if (manager->closed || lease->end <= hl__boot_ms()) return false;

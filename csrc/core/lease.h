@@ -28,7 +28,7 @@ typedef struct hl__lease {
   hl_manager *manager;
   bool refreshes, releases; /* auto_refresh, auto_release */
   bool imported;            /* another process may have its text; constant once granted */
-  hl_lease_terms terms;     /* constant once granted, except `place` */
+  hl_lease_terms terms;     /* constant once granted, except `place`, `token` */
   /* An upgrade was not answered or was given up, or a downgrade has failed at the store. The store
      may carry it out late, so the record may be exclusive though the handle says HL_UPDATE. Never
      reset, for the same reason. Belongs to the thread that uses the lock. */

@@ -39,7 +39,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 24u
+#define HL_STORE_ABI 25u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -86,8 +86,10 @@ typedef struct hl_lease_terms {
      number that it applied, and ignores a refresh whose number is not greater: the holder does not
      believe its end any more. An import sets the number to 0. */
   uint64_t turn;
-  uint64_t place;    /* where the store has the record, as a grant or the last conversion has said;
-                        only the store uses it */
+  uint64_t place; /* where the store has the record, as a grant or the last conversion has said;
+                     only the store uses it */
+  uint64_t token; /* of the grant, or of the last upgrade that was answered; 0: not known. A store
+                     that has forgotten an upgrade finds a lower one in the record */
   const char *owner; /* 1 to HL_OWNER_MAX bytes */
   bool again;        /* of a drop: an earlier one was sent and not answered */
 } hl_lease_terms;
@@ -180,11 +182,11 @@ typedef struct hl_lease_filter {
    is no record of that id and holder any more; if it was revoked, *error says by whom
    (hl__error_revoked). Of terms, only id, holder, place and the fields that are named count. */
 typedef struct hl_lease_ops {
-  /* Has the lease end `ttl` from now. terms->turn counts. Never creates a record. *sent_ms: when
-     the command was sent (hl__boot_ms), not when it was answered. */
+  /* Has the lease end `ttl` from now. terms->turn and token count. Never creates a record. *sent_ms:
+     when the command was sent (hl__boot_ms), not when it was answered. */
   int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
                  int64_t *sent_ms, hl_error *error);
-  /* Whether the record is there, and how long it lasts: 0 if it has expired. */
+  /* Whether the record is there, and how long it lasts: 0 if it has expired. terms->token counts. */
   int (*inspect)(hl_session *session, const hl_lease_terms *terms, int64_t deadline,
                  int64_t *left_ms, hl_error *error);
   /* Deletes the record, and wakes its waiters. HL_OK: the record was there. HL__ABSENT: with

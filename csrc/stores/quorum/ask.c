@@ -57,7 +57,7 @@ hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
     ask->terms = lease->terms;
     ask->terms.place = lease->at[member->number].place;
     ask->ttl = lease->terms.ttl;
-    ask->token = lease->at[member->number].token;
+    ask->terms.token = lease->at[member->number].token;
     ask->again = lease->at[member->number].told;
     hl__ask_rows(ask, NULL, lease->shown);
   }

@@ -323,7 +323,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   case HL__ASK_DOWNGRADE:
     request.extend = true;
     request.upgrade = ask->kind == HL__ASK_UPGRADE;
-    ask->grant = (hl_grant){.place = ask->terms.place, .token = ask->token};
+    ask->grant = (hl_grant){.place = ask->terms.place, .token = ask->terms.token};
     return leases->convert(session, &request, &ask->grant, error);
   case HL__ASK_RAISE: return leases->raise(session, ask->token, ask->deadline, error);
   case HL__ASK_LIST:

@@ -98,13 +98,18 @@ local function drop(root, id)
   redis.call('DEL', key(root, 'l', id))
 end
 
--- Says why that holder has no lease; nil: it has. It also has none where another program has deleted a part of it.
-local function lost(root, id, holder)
+-- Says why that holder has no lease; nil: it has. It also has none where another program has deleted a part of it, or
+-- where its holder knows of a later token: the server has forgotten the upgrade that gave it, so it may let readers in.
+local function lost(root, id, holder, token)
   local lease = key(root, 'l', id)
-  local found = redis.call('HMGET', lease, 'holder', 'revoked', 'by', 'reason', 'rows')
+  local found = redis.call('HMGET', lease, 'holder', 'revoked', 'by', 'reason', 'rows', 'token')
   if found[2] and (not holder or found[1] == holder) then return { 0, 'revoked', found[3] or '', found[4] or '' } end
   if not found[1] then return { 0, 'gone' } end
   if holder and found[1] ~= holder then return { 0, 'imported' } end
+  if token and tonumber(found[6]) < token then
+    drop(root, id)
+    return { 0, 'gone' }
+  end
   local member = id .. '@' .. root
   for mode, node in each_row(found[5] or '') do
     if not score(node, member) or mode == 'x' and not score(node, '__write__') then

@@ -1,7 +1,7 @@
 -- The lease ends ttl from now. Makes nothing: where a part of it is missing, it is lost. A refresh that was sent
 -- before another one but is read after it does nothing.
 local root, id, holder, ttl, turn = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local why = lost(root, id, holder)
+local why = lost(root, id, holder, tonumber(ARGV[9]))
 if why then return why end
 local lease = key(root, 'l', id)
 if may_be_stale(ARGV[7], ARGV[8], tonumber(redis.call('HGET', lease, 'ends'))) then
