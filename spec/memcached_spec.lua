@@ -366,11 +366,17 @@ describe("Memcached", function()
       finally(function() between.close() end)
       local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
       peer:call([[
-        local first = assert(manager:acquire(..., { ttl = 60 }))
-        local pending = assert(manager:start(..., { ttl = 60 }))
-        first:release()
-        handles.lease = assert(pending:wait(5)) -- and there are two connections now
+        handles.lease = assert(manager:acquire(..., { ttl = 60 }))
+        handles.pending = assert(manager:start(..., { ttl = 60 }))
       ]], R1)
+      support.wait_until(function()
+        uv.run "nowait"
+        return store.waiting(R1) > 0
+      end, "the waiter, over one connection; so the release goes over another")
+      peer:call [[
+        assert(handles.lease:release { confirm = true })
+        handles.lease = assert(handles.pending:wait(5))
+      ]]
       local before = manager:leases({ target = R1 })[1].id
       for i = 1, #between.connections do between.hold(i) end
       peer:call("handles.pending = assert(manager:start(..., { ttl = 60, timeout = 10 }))", R1)
