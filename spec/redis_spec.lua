@@ -481,17 +481,6 @@ describe("redis", function()
       end
     end)
 
-    it("that does not answer keeps nobody beyond his timeout, and nothing of the grant", function()
-      local manager = assert(open())
-      assert(assert(manager:acquire(R2)):release { confirm = true })
-      cli("CLIENT", "PAUSE", "8000")
-      local start = support.now()
-      assert_code("connection", manager:acquire(R1, { timeout = 0.3, ttl = 60 }))
-      assert.is_true(support.now() - start < 5, support.now() - start)
-      local other = assert(open()) -- when it answers again
-      assert(assert(other:acquire(R1, { timeout = 10 })):release())
-    end)
-
     it("gives tokens beyond those that a quorum has given elsewhere", function()
       local base = "redis://testuser:testpassword@" .. store.host .. ":" .. store.port
       local dsns, single = {}, {}

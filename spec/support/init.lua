@@ -84,6 +84,7 @@ end
 --   whole_seconds    its leases last whole seconds
 --   lists_by_root    it lists those who hold nodes of one root
 --   dialect          how it is spoken to: mysql and mariadb (known when a spec has prepared the store), postgresql
+--   themes           of server_spec.lua, by their names: true, or why the store has none
 --   make(store, support)
 --
 -- What a spec is given as `store` has all of these, and `name`, and what make adds where it is not as usual:
@@ -96,7 +97,10 @@ end
 --   sessions(busy), transactions(waiting), kill(id), limit_connections()
 --                    of those with sessions: mysql.lua has each with its meaning
 --
--- A server has also bare_dsn, root_dsn, control, sql(), root(), close_connections() and command(verb): see below.
+--   silences         ways to make it silent: { title, silence(), speak() }; `leases`: only those who use leases hear nothing
+--
+-- A server has also bare_dsn, root_dsn, control, sql(), root(), close_connections(), command(verb), stop(),
+-- continue() and silenced_by(lock, unlock): see below.
 
 -- For acquisitions without a time-out of their own: less than DEADLINE, so that a peer whose wait fails says so.
 local TIMEOUT = 15
@@ -134,6 +138,48 @@ local function add_server(store, dsn, root_dsn, control)
     assert(ok == true or ok == 0, "the server did not " .. verb)
     store.close_connections()
   end
+  --- Has these statements of an administrator's make the store silent for leases, and let it speak again.
+  function store.silenced_by(lock, unlock)
+    if not root_dsn then return end
+    table.insert(store.silences, {
+      title = "an administrator has said " .. lock, leases = true,
+      silence = function() store.root():query(lock) end, speak = function() store.root():query(unlock) end,
+    })
+  end
+  -- All processes of the server: PostgreSQL has one for each session; the first, stopped, makes no more.
+  local function processes()
+    local pipe = io.popen(control .. " pid")
+    local list = { tonumber(pipe:read "*l") }
+    pipe:close()
+    for name in uv.fs_scandir_next, assert(uv.fs_scandir "/proc") do
+      local file = name:find "^%d+$" and io.open("/proc/" .. name .. "/stat")
+      local stat = file and file:read "*a" -- nil: the process has ended
+      if file then file:close() end
+      if tonumber(stat and stat:match "%) %S (%d+)") == list[1] then list[#list + 1] = tonumber(name) end
+    end
+    return list
+  end
+  -- A thread that runs stops when it enters the kernel, not when the signal is sent.
+  local function is_stopped(pid)
+    for task in uv.fs_scandir_next, assert(uv.fs_scandir("/proc/" .. pid .. "/task")) do
+      local file = io.open(("/proc/%d/task/%s/stat"):format(pid, task))
+      local state = file and file:read "*a" or ") T"
+      if file then file:close() end
+      if not state:match "%) [TXZ]" then return false end
+    end
+    return true
+  end
+  --- Stops the server's processes, which answer nothing until store.continue().
+  function store.stop()
+    local list = processes()
+    for _, pid in ipairs(list) do uv.kill(pid, "sigstop") end
+    for _, pid in ipairs(list) do support.wait_until(function() return is_stopped(pid) end, "a stopped server") end
+  end
+  function store.continue()
+    for _, pid in ipairs(processes()) do uv.kill(pid, "sigcont") end
+  end
+  if not control then return end
+  table.insert(store.silences, { title = "its server is stopped", silence = store.stop, speak = store.continue })
 end
 
 -- How many of the requests at the target that the observer sees wait.
@@ -176,7 +222,7 @@ support.lease_tables = modules.postgresql.lease_tables
 
 -- dsn, root_dsn, control: of a server that was started.
 local function new_store(name, dsn, root_dsn, control)
-  local store = { name = name, options = { timeout = TIMEOUT } }
+  local store = { name = name, options = { timeout = TIMEOUT }, silences = {} }
   for field, value in pairs(modules[name]) do
     if type(value) ~= "function" then store[field] = value end
   end
@@ -271,6 +317,15 @@ end
 function support.each_leasing_store(fn)
   each(support.leases_only, fn)
   support.each_store(fn)
+end
+
+--- Like each_leasing_store, for those that have themes of server_spec.lua.
+function support.each_troubled_store(fn)
+  for _, stores in ipairs { support.leases_only, support.stores } do
+    for _, store in ipairs(stores) do
+      if store.themes then each({ store }, fn) end
+    end
+  end
 end
 
 --- For one store only: on_sqlite, on_redis ….

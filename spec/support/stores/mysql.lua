@@ -5,7 +5,7 @@ local sql = require "spec.support.sql"
 local BUCKETS = 10000
 local TABLE = "hierlock_spec_buckets"
 
-local mysql = { server = true, table = TABLE }
+local mysql = { server = true, table = TABLE, themes = { hang = true } }
 
 local function read_file(name)
   local file = assert(io.open(name, "rb"))
@@ -55,6 +55,8 @@ end
 
 function mysql.make(store, support)
   store.dsn = sql.with_param(store.bare_dsn, "table=" .. TABLE)
+  store.silenced_by("FLUSH TABLES WITH READ LOCK", "UNLOCK TABLES")
+  store.silenced_by(("LOCK TABLES %s.%s_leasing_leases WRITE"):format(store.bare_dsn:match "/([%w_]+)$", TABLE), "UNLOCK TABLES")
   --- Numbers of sessions: of the tests' user, but our own; `busy`: only those that execute something.
   function store.sessions(busy)
     return sql.column(store.sql():query(

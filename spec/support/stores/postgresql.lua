@@ -2,7 +2,7 @@
 
 local sql = require "spec.support.sql"
 
-local postgresql = { server = true, unbucketed = true, dialect = "postgresql" }
+local postgresql = { server = true, unbucketed = true, dialect = "postgresql", themes = { hang = true } }
 
 --- Makes the tables of leases on PostgreSQL, as `hierlock provision --leases` does, for all.
 function postgresql.lease_tables(root)
@@ -10,6 +10,9 @@ function postgresql.lease_tables(root)
 end
 
 function postgresql.make(store)
+  for _, name in ipairs { "hier_lock_leases", "hier_lock_lease_rows" } do
+    store.silenced_by(("BEGIN; LOCK TABLE public.%s IN ACCESS EXCLUSIVE MODE"):format(name), "ROLLBACK")
+  end
   -- As in mysql.lua.
   local SESSIONS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
   function store.sessions(busy)

@@ -2,7 +2,7 @@
 
 local uv = require "luv"
 
-local sqlite = { leases_only = true, unbucketed = true }
+local sqlite = { leases_only = true, unbucketed = true, themes = { hang = true } }
 
 function sqlite.make(store, support)
   if not pcall(require, "hierlock.store.sqlite") then
@@ -13,6 +13,14 @@ function sqlite.make(store, support)
   store.dsn = "sqlite:" .. store.directory .. "/leases.db?synchronous=normal"
   function store.prepare() uv.fs_mkdir(store.directory, 448) end
   support.observed(store)
+  local writer
+  store.silences[1] = { title = "another program writes", silence = function()
+    writer = assert(require("luasql.sqlite3").sqlite3():connect(store.directory .. "/leases.db"))
+    assert(writer:execute "BEGIN EXCLUSIVE")
+  end, speak = function()
+    writer:execute "ROLLBACK"
+    writer:close()
+  end }
 end
 
 return sqlite
