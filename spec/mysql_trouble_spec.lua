@@ -194,6 +194,29 @@ support.each_server(function(store)
     end)
   end)
 
+  -- The server grants, hears nothing for hold_timeout, and ends the session, as it does on a machine that is too busy.
+  it("a waiter that was too slow to take its lock goes on with fresh connections, each time, until it has it", function()
+    local manager = open()
+    local waiter = support.process(store, { hold_timeout = 1 })
+    local handle = assert(manager:acquire(TARGET))
+    waiter:acquire("h", "acquire", TARGET, { label = "waits", timeout = 60 })
+    for _ = 1, 2 do
+      support.wait_until(function() return is_waiting() and #connections "waits" == 1 end, "the waiter")
+      waiter:signal("sigstop")
+      handle:release()
+      support.wait_until(function() return #connections "waits" == 0 end, "the session's end")
+      handle = assert(manager:acquire(TARGET))
+      waiter:signal("sigcont")
+    end
+    assert.is_true(waiter:stays_blocked())
+    handle:release()
+    assert.is_true(waiter:result())
+    local none, err = manager:acquire(TARGET, { timeout = 0 })
+    assert.is_nil(none)
+    assert.equal("timeout", err.code)
+    assert.is_true(waiter:release("h"))
+  end)
+
   describe("a KILL QUERY", function()
     it("that hits a sign of life, a check or a release costs nothing", function()
       local manager = open { hold_timeout = 1 }

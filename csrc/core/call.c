@@ -265,6 +265,17 @@ static bool lease_unwanted(hl__call *call, hl__connection *connection)
   return status == HL_OK || status == HL_ELOST;
 }
 
+/* Whether a call goes on after the end of its connection, with a fresh one. An older connection may
+   have gone stale in the pool, or what all waited in may be gone. A fresh one that was silent for
+   hold_timeout, as on a busy machine, may have been ended by the store for that. */
+static bool repairs(const hl__call *call, const hl__connection *connection, bool repaired,
+                    int64_t limit) HL__REQUIRES(hl__manager_mutex) {
+  const hl_manager *manager = call->manager;
+  bool first = !repaired && !(connection->fresh && manager->ops->traits.scarce);
+  bool silent = hl__boot_ms() - connection->answered >= manager->config.hold_timeout;
+  return (first || silent) && !is_unwanted(call) && hl__left_ms(limit) > 0;
+}
+
 /* On HL_OK the lock holds what the request says; otherwise nothing is held. Model:
    acquire.pml, line.pml, hold. */
 static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, hl_error *error)
@@ -290,7 +301,6 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
       status =
           connection_take(call, request, repaired, repaired ? limit : deadline, &connection, error);
     if (status) return status;
-    bool fresh = connection->fresh;
     /* Connecting took all the time that there was: the store is asked, once. */
     if (hl__left_ms(deadline) == 0) request->try_once = true;
 
@@ -315,16 +325,14 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     /* Should it try again, nobody else takes its room meanwhile. */
     if (wanted && call->by_worker && scarce) hl__pool_reserve(manager, &call->reserved);
     if (!wanted || overrun || status == HL_ECONNECTION) {
+      bool again = repairs(call, connection, repaired, limit);
       hl__pool_discard(manager, connection);
       /* The record may be there: whoever tries again would be kept out by it. */
       if (call->lease && !call->adopts) call->lease->terms.place = grant.place;
-      if (recorded && grant.sent_ms && hl__lease_recall(call->lease, limit) != HL_OK)
-        repaired = true;
+      if (recorded && grant.sent_ms && hl__lease_recall(call->lease, limit) != HL_OK) again = false;
       if (!wanted) return hl__manager_closed_error(error);
       if (overrun) return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
-      /* A pooled connection may have gone stale, or what all waited in may be gone;
-         nothing was held yet. */
-      if (repaired || (fresh && scarce) || hl__left_ms(limit) == 0) return status;
+      if (!again || hl__left_ms(limit) == 0) return status;
       repaired = true;
       if (call->lease && (status = hl__lease_redraw(call->lease, call->adopts, error)) != HL_OK)
         return status;
