@@ -427,25 +427,6 @@ describe("Memcached", function()
       free(R1)
     end)
 
-    it("frees what a restart has forgotten, and goes on with new connections", function()
-      local handle = assert(manager:acquire(R1, { ttl = LONG }))
-      store.command "restart"
-      assert(assert(other:acquire(R1, { timeout = 5 })):release { confirm = true })
-      assert_code("lost", handle:check())
-      assert(assert(manager:acquire(R1, { timeout = 5 })):release { confirm = true })
-    end)
-
-    it("that is down is `connection`, and the holder stops believing in time", function()
-      local handle = assert(manager:acquire(R1, { ttl = 2 }))
-      finally(function() pcall(store.command, "start") end)
-      store.command "kill"
-      assert_code("connection", other:acquire(R1, { timeout = 0.5 }))
-      assert_code("connection", handle:refresh())
-      support.wait_until(function() return not handle:is_held() end)
-      store.command "start"
-      free(R1)
-    end)
-
     -- Clients that read the document strike out every entry that does not live.
     it("has the item of one that lives before the document that names him, however late it answers", function()
       local between = proxy.open(store)

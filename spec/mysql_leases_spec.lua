@@ -786,37 +786,6 @@ support.each_server(function(server)
     end)
   end)
 
-  if server.control then
-    it("leases outlive a restart of the server, and a crash", function()
-      local session = assert(manager:acquire { "u2" })
-      local lease = assert(manager:acquire(R1, { ttl = 300 }))
-      local text = assert(assert(manager:acquire({ "u1", "a2" }, { ttl = 300 })):export())
-      for _, verb in ipairs { "restart", "kill" } do
-        store.command(verb)
-        if verb == "kill" then store.command "start" end
-        support.wait_until(function() return (lease:refresh()) end)
-        assert.is_true(lease:check())
-        local other = support.open(store)
-        assert_code("timeout", other:acquire(R1, { timeout = 0 }))
-        other:close()
-      end
-      assert.is_false(session:is_held())
-      assert.is_true(assert(manager:import(text)):release { confirm = true })
-      assert.is_true(lease:release { confirm = true })
-    end)
-
-    it("leases that are released while the server is down are given back when it is there again", function()
-      local list = {}
-      for i = 1, 3 do list[i] = assert(manager:acquire({ "u1", "a" .. i }, { ttl = 300 })) end
-      store.command "kill"
-      for _, lease in ipairs(list) do assert.is_true(lease:release()) end
-      support.sleep(1)
-      store.command "start"
-      support.wait_until(function() return leases() == 0 end)
-      assert.equal(0, rows())
-    end)
-  end
-
   if server.root_dsn then
     it("leases are there in spite of the administrator's defaults", function()
       local root, restore = store.root(), {}

@@ -1,4 +1,4 @@
---- Trouble while locks are held or awaited: killed connections, servers that stop or die, holders that vanish,
+--- Trouble while locks are held or awaited: killed connections, holders that vanish,
 -- cut networks. A lost lock is known to be lost before another caller can have it, and all other locks go on.
 -- Parts: stores
 
@@ -297,38 +297,6 @@ support.each_server(function(store)
       -- The waiter had its user and its account already, and keeps neither, although its connection stays.
       assert(open():acquire({ user = TARGET.user }, { timeout = SOON })):release()
     end)
-  end)
-
-  describe("a server that goes down", function()
-    for _, verb in ipairs { "stop", "kill" } do
-      it("loses what was held, ends waits, and serves again once it is back: " .. verb, function()
-        if not store.control then pending("the server is not ours to end") end
-        local holder, idle = open(), open()
-        for _ = 1, 6 do assert(idle:acquire({ "u2" })):release() end
-        local handle = assert(holder:acquire(TARGET))
-        local waiter = support.process(store)
-        waiter:acquire("h", "acquire", TARGET)
-        support.wait_until(is_waiting, "the waiter")
-
-        store.command(verb)
-        assert_lost(handle)
-        local granted, code = waiter:result()
-        assert.same({ nil, "connection" }, { granted, code })
-        for _, manager in ipairs { holder, idle } do
-          local none, err = manager:acquire(TARGET, { timeout = 2 })
-          assert.is_nil(none)
-          assert.equal("connection", err.code)
-          assert.is_true(err.retryable)
-        end
-
-        store.command("start")
-        for _, manager in ipairs { holder, idle } do
-          assert(manager:acquire(TARGET)):release { confirm = true }
-        end
-        assert.is_true(waiter:acquire("h", "acquire", TARGET):result())
-        assert.is_true(waiter:release("h"))
-      end)
-    end
   end)
 
   it("the end of a connection costs no lock of another one that the same thread waits on, over TLS", function()

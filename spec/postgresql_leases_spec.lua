@@ -572,19 +572,6 @@ support.on_postgresql(function(store)
     assert(assert(manager:acquire(R1, { timeout = 0 })):release { confirm = true })
   end)
 
-  it("outlives the server's restart, and a crash", function()
-    local manager = open()
-    local handle = assert(lease(manager, R1))
-    for _, verb in ipairs { "restart", "kill" } do
-      store.command(verb)
-      if verb == "kill" then store.command "start" end
-      assert.is_true(handle:check())
-      assert.is_true(handle:refresh())
-      assert_code("timeout", open():acquire(R1, { timeout = 0 }))
-    end
-    assert.is_true(handle:release { confirm = true })
-  end)
-
   it("that a session waits for is waited for no longer when that is ended, and nothing stays", function()
     local manager, other = open(), open()
     local handle = assert(lease(manager, R1))

@@ -3,13 +3,15 @@
 --
 --            mariadb memcached mysql postgresql redis sqlite
 --   hang      yes     yes       yes   yes        yes   yes
--- Parts: mysql mariadb postgresql redis memcached sqlite
+--   restart   yes     yes       yes   yes        yes   -
+--   restart, sqlite: it has no server
+-- Parts: restart mysql mariadb postgresql redis memcached sqlite
 
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 local uv = require "luv"
 
-local THEMES = { "hang" }
+local THEMES = { "hang", "restart" }
 
 local R1, LONG = { "u1", "a1", "r1" }, 60
 -- How much later than its timeout a call may return; on a server that holds session locks.
@@ -173,6 +175,94 @@ local function hang(store, way, kinds)
   end
 end
 
+-- ----------------------------------------------------------------- restart
+
+-- A server that ends, in order or not, and comes back: it has lost its sessions, and keeps the leases, or not.
+local function restart(store, kinds)
+  local holder, idle, down
+
+  before_each(function() holder, idle = support.open(store), support.open(store) end)
+  after_each(function()
+    if down then store.command "start" end
+    down = false
+    holder:close()
+    idle:close()
+  end)
+
+  local function go(verb)
+    down = verb ~= "start"
+    store.command(verb)
+  end
+
+  -- Of a session lock.
+  local function assert_lost(handle)
+    assert.is_false(handle:is_held())
+    assert.equal(0, handle:remaining())
+    assert.is_true(assert_code("lost", handle:check()).retryable)
+    assert_code("lost", handle:release())
+    assert.is_true(handle:release()) -- the second time, as always
+  end
+
+  for verb, waiting in pairs { stop = 1, kill = 100 } do
+    it("loses its sessions, ends waits, and serves again once it is back, by " .. verb, function()
+      local options, held, tokens = kinds.lease, {}, {}
+      for kind, how in pairs(kinds) do
+        for _ = 1, 6 do assert(free(assert(idle:acquire({ kind }, how)))) end
+        held[kind] = assert(holder:acquire({ kind, "a1" }, how))
+        tokens[kind] = held[kind].token
+      end
+      local text = assert(assert(holder:acquire({ "exported" }, options)):export())
+      local released = assert(holder:acquire({ "released" }, options))
+      local target, waits = { store.leases_only and "lease" or "session", "a1" }, {}
+      for i = 1, waiting do
+        waits[i] = assert(holder:start({ target[1], "a1", "r" .. i % 5 }, { timeout = 15, ttl = options.ttl }))
+      end
+      support.wait_for_waiters(store, target)
+
+      local start = support.now()
+      go(verb)
+      for _, wait in ipairs(waits) do
+        local handle, err = wait:wait(15)
+        assert.is_nil(handle)
+        assert.truthy(({ connection = true, lost = true })[err.code], tostring(err))
+      end
+      assert.is_true(support.now() - start < 15)
+      if held.session then assert_lost(held.session) end
+      assert_code("connection", held.lease:refresh())
+      assert.is_true(held.lease:is_held())
+      assert.is_true(released:release())
+      for _, manager in ipairs { holder, idle } do
+        assert.is_true(assert_code("connection", manager:acquire({ "u1" }, { timeout = 2 })).retryable)
+      end
+
+      go "start"
+      if store.themes.restart.keeps then
+        support.wait_until(function() return held.lease:refresh() end)
+        assert.is_true(held.lease:check())
+        assert_code("timeout", idle:acquire({ "lease" }, { timeout = 0 }))
+        assert.is_true(free(assert(idle:import(text))))
+        support.wait_until(function() return #idle:leases { target = { "released" } } == 0 end)
+        assert.is_true(free(assert(idle:acquire({ "released" }, { timeout = 0 }))))
+        assert.is_true(free(held.lease))
+      else
+        support.wait_until(function()
+          local handle = idle:acquire({ "lease" }, { timeout = 1 })
+          return handle and free(handle)
+        end)
+        assert_code("lost", held.lease:check())
+      end
+      for kind, how in pairs(kinds) do
+        for _, manager in ipairs { holder, idle } do
+          local handle = assert(manager:acquire({ kind, "a1" }, how))
+          assert.is_true(handle.token > tokens[kind], handle.token .. " after " .. tokens[kind])
+          tokens[kind] = handle.token
+          assert(free(handle))
+        end
+      end
+    end)
+  end
+end
+
 support.each_troubled_store(function(plain)
   local store = support.leased(plain)
   lazy_setup(function() store.prepare() end)
@@ -182,6 +272,12 @@ support.each_troubled_store(function(plain)
   for _, way in ipairs(store.silences) do
     describe(way.title .. ":", function() hang(store, way, way.leases and { lease = kinds.lease } or kinds) end)
   end
+
+  local function theme(name, declare)
+    if type(store.themes[name]) == "table" then describe(name .. ":", function() declare(store, kinds) end) end
+  end
+
+  if store.control then theme("restart", restart) end
 
   if store.leases_only then return end
   describe("the network", function()
@@ -296,8 +392,8 @@ describe("the table at the top of this file", function()
       local line = ("--   %-9s"):format(theme)
       for _, name in ipairs(names) do
         local has = assert(stores[name][theme], name .. " says nothing of " .. theme)
-        line = line .. (" %-" .. #name .. "s"):format(has == true and "yes" or "-")
-        if has ~= true then reasons[#reasons + 1] = ("--   %s, %s: %s"):format(theme, name, has) end
+        line = line .. (" %-" .. #name .. "s"):format(type(has) == "string" and "-" or "yes")
+        if type(has) == "string" then reasons[#reasons + 1] = ("--   %s, %s: %s"):format(theme, name, has) end
       end
       lines[#lines + 1] = line:gsub("%s+$", "")
     end

@@ -261,26 +261,5 @@ support.each_store(function(store)
       until soon == 4 or tries == 16
       assert.equal(4, soon)
     end)
-
-    it("tells a hundred waiters that the server went away, and serves again once it is back", function()
-      if not store.control then pending("the server is not ours to end") end
-      local blocker = assert(other:acquire { "trouble", "e1" })
-      local waiters = {}
-      for i = 1, 100 do
-        waiters[i] = assert(manager:start({ "trouble", "e1", "r" .. i % 5 }, { timeout = 15 }))
-      end
-      support.wait_until(function() return store.waiting() > 0 end, "a waiter")
-      local began = support.now()
-      store.command "kill"
-      for _, waiter in ipairs(waiters) do
-        local handle, err = waiter:wait(15)
-        assert.is_nil(handle)
-        assert.truthy(({ connection = true, lost = true })[err.code], tostring(err))
-      end
-      assert.is_true(support.now() - began < 15)
-      store.command "start"
-      assert(manager:acquire({ "trouble", "e1" }, { timeout = 10 })):release { confirm = true }
-      assert.is_false(blocker:is_held())
-    end)
   end
 end)

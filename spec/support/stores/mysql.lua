@@ -5,7 +5,7 @@ local sql = require "spec.support.sql"
 local BUCKETS = 10000
 local TABLE = "hierlock_spec_buckets"
 
-local mysql = { server = true, table = TABLE, themes = { hang = true } }
+local mysql = { server = true, table = TABLE, themes = { hang = true, restart = { keeps = true } } }
 
 local function read_file(name)
   local file = assert(io.open(name, "rb"))

@@ -2,7 +2,7 @@
 
 local sql = require "spec.support.sql"
 
-local postgresql = { server = true, unbucketed = true, dialect = "postgresql", themes = { hang = true } }
+local postgresql = { server = true, unbucketed = true, dialect = "postgresql", themes = { hang = true, restart = { keeps = true } } }
 
 --- Makes the tables of leases on PostgreSQL, as `hierlock provision --leases` does, for all.
 function postgresql.lease_tables(root)

@@ -2,7 +2,7 @@
 
 local redis_cli = require "spec.support.redis_cli"
 
-local redis = { server = true, leases_only = true, unbucketed = true, themes = { hang = true } }
+local redis = { server = true, leases_only = true, unbucketed = true, themes = { hang = true, restart = { keeps = false } } }
 
 function redis.make(store)
   store.host, store.port = store.dsn:match "@([^:/]+):(%d+)"
