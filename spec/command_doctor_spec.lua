@@ -502,8 +502,11 @@ support.each_server(function(plain)
 
     it("with other buckets or levels than those that are wanted is named", function()
       provision()
-      assert_finding("wrong", examine(dsn, "--buckets", "50"), "buckets and levels")
-      assert_finding("wrong", examine(dsn, "--levels", "a,b"), "buckets and levels")
+      for _, options in ipairs { { "--buckets", "50" }, { "--levels", "a,b" } } do
+        local found = examine(dsn, unpack(options))
+        assert_finding("wrong", found, "opens")
+        assert.matches("has 100 buckets for each of the levels", found.opens.found)
+      end
     end)
 
     it("that an account may not use is named, and each line gives it what it needs, and no more", function()

@@ -226,15 +226,28 @@ static hl__mysql_server server_read(lua_State *L) {
 Judges whether the locks of a MySQL or MariaDB exclude. For hierlock's own Lua code.
 @function core.judge_mysql
 @local
-@tparam table variables name = value, as `core.mysql_variables` asks for them
+@tparam table variables name = value, as `core.mysql_variables` asks for them; `leases`, true: whether
+  it can record leases; `database`, `table` and `engine` (nil: there is no such table): whether the
+  table can be locked
 @treturn[1] string the dialect: `mysql`, `mariadb`
 @return[2] nil
-@return[2] err `unsafe_server`
+@return[2] err `unsafe_server`, `not_provisioned`
 */
 static int judge_mysql(lua_State *L) {
   hl_error error;
   hl__mysql_server server = server_read(L);
-  if (hl__mysql_server_judge(&server, &error)) return hll_failure(L, &error, 0);
+  lua_settop(L, 1);
+  lua_getfield(L, 1, "leases");
+  lua_getfield(L, 1, "database");
+  lua_getfield(L, 1, "table");
+  lua_getfield(L, 1, "engine");
+  int status = hl__mysql_server_judge(&server, &error);
+  if (status == HL_OK && lua_toboolean(L, 2))
+    status = hl__mysql_leases_judge(server.log_bin && server.statement_format, &error);
+  if (status == HL_OK && lua_isstring(L, 4))
+    status = hl__mysql_table_judge(server.mariadb, luaL_optstring(L, 3, ""), lua_tostring(L, 4),
+                                   lua_tostring(L, 5), &error);
+  if (status) return hll_failure(L, &error, 0);
   lua_pushstring(L, server.mariadb ? "mariadb" : "mysql");
   return 1;
 }

@@ -40,7 +40,6 @@ int hl__mysql_table_sql(const hl__mysql_session *session, char *out, size_t size
                   mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */", session->store->table);
 }
 
-/* Engines other than InnoDB lock no rows. */
 int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_error *error) {
   const char *table = session->store->table;
   MYSQL_ROW row = hl__mysql_row(result, 2);
@@ -48,20 +47,9 @@ int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_err
   /* When the time is up, MariaDB shows the table as absent, with a warning. */
   if (!row[1] && mysql_warning_count(session->mysql) > 0)
     return hl__error(error, HL_TIMEOUT, "the server could not look at the table %s in time", table);
-  if (!row[1])
-    return hl__error(error, HL_ENOT_PROVISIONED,
-                     "there is no table %s in database %.64s, or this account may "
-                     "not see it (GRANT SELECT%s ON %.64s.%s); run `hierlock "
-                     "provision`",
-                     table, row[0], session->dialect == HL_MARIADB ? "" : ", UPDATE", row[0],
-                     table);
-  if (strcmp(row[1], "InnoDB") != 0)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the table %s is of engine %.32s, which locks no rows; "
-                     "it must be InnoDB",
-                     table, row[1]);
-  session->checked = hl__boot_ms();
-  return HL_OK;
+  int status = hl__mysql_table_judge(session->dialect == HL_MARIADB, row[0], table, row[1], error);
+  if (status == HL_OK) session->checked = hl__boot_ms();
+  return status;
 }
 
 int hl__mysql_table_check(hl__mysql_session *session, hl_error *error) {
@@ -262,7 +250,7 @@ static int variables_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_er
   MYSQL_ROW row;
   while ((row = hl__mysql_row(result, 2)))
     hl__mysql_server_note(&server, row[0] ? row[0] : "", row[1] ? row[1] : "");
-  session->repeatable = server.log_bin && server.statement_log;
+  session->repeatable = server.log_bin && server.statement_format;
   return hl__mysql_server_judge(&server, error);
 }
 
@@ -359,11 +347,8 @@ static int judge(hl__mysql_session *session, int i, MYSQL_RES *result, asked_lat
 static int leased_begin(hl__mysql_session *session, bool first, hl_error *error) {
   static const char sql[] = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
   uint64_t none;
-  if (session->repeatable)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server logs statements (binlog_format=STATEMENT), "
-                     "which leases cannot be recorded with; set it to ROW");
-  int status = first ? absence_confirm(session, error) : HL_OK;
+  int status = hl__mysql_leases_judge(session->repeatable, error);
+  if (status == HL_OK && first) status = absence_confirm(session, error);
   return status ? status : hl__mysql_commands(session, sql, sizeof sql - 1, 1, &none, error);
 }
 

@@ -27,7 +27,7 @@ void hl__mysql_server_note(hl__mysql_server *server, const char *name, const cha
   } else if (strcmp(name, "log_bin") == 0) {
     server->log_bin = is_on(value);
   } else if (strcmp(name, "binlog_format") == 0) {
-    server->statement_log = strcmp(value, "STATEMENT") == 0;
+    server->statement_format = strcmp(value, "STATEMENT") == 0;
   } else if (strcmp(name, "group_replication_group_name") == 0) {
     server->group = *value;
   } else if (strcmp(name, "group_replication_single_primary_mode") == 0) {
@@ -65,6 +65,29 @@ int hl__mysql_server_judge(const hl__mysql_server *server, hl_error *error) {
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server belongs to a group with several primaries: "
                      "its row locks do not hold on the others");
+  return HL_OK;
+}
+
+int hl__mysql_leases_judge(bool logs_statements, hl_error *error) {
+  if (!logs_statements) return HL_OK;
+  return hl__error(error, HL_EUNSAFE_SERVER,
+                   "the server logs statements (binlog_format=STATEMENT), "
+                   "which leases cannot be recorded with; set it to ROW");
+}
+
+int hl__mysql_table_judge(bool mariadb, const char *database, const char *table, const char *engine,
+                          hl_error *error) {
+  if (!engine)
+    return hl__error(error, HL_ENOT_PROVISIONED,
+                     "there is no table %s in database %.64s, or this account may "
+                     "not see it (GRANT SELECT%s ON %.64s.%s); run `hierlock "
+                     "provision`",
+                     table, database, mariadb ? "" : ", UPDATE", database, table);
+  if (strcmp(engine, "InnoDB") != 0)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the table %s is of engine %.32s, which locks no rows; "
+                     "it must be InnoDB",
+                     table, engine);
   return HL_OK;
 }
 

@@ -26,7 +26,7 @@ typedef struct hl__mysql_server {
   bool read_only; /* by any of the three variables */
   bool galera;
   bool group, group_single_primary;
-  bool log_bin, statement_log;
+  bool log_bin, statement_format;
 } hl__mysql_server;
 
 /* The variables that tell it, as a condition for SHOW GLOBAL VARIABLES: not every server
@@ -42,6 +42,12 @@ void hl__mysql_server_note(hl__mysql_server *server, const char *name, const cha
 int hl__mysql_version_judge(const char *version, hl_error *error);
 /* HL_OK, or HL_EUNSAFE_SERVER: its version, or a lock there protects nothing. */
 int hl__mysql_server_judge(const hl__mysql_server *server, hl_error *error);
+/* HL_OK, or HL_EUNSAFE_SERVER: it cannot record leases. */
+int hl__mysql_leases_judge(bool logs_statements, hl_error *error);
+/* HL_OK; HL_EUNSAFE_SERVER: its engine locks no rows; HL_ENOT_PROVISIONED: engine is NULL, there is
+   no such table. */
+int hl__mysql_table_judge(bool mariadb, const char *database, const char *table, const char *engine,
+                          hl_error *error);
 
 /* The status that an error number of the server's stands for, and in *hint what a person
    could do about it, to be put behind the server's message. */

@@ -14,7 +14,6 @@ local IN_FILE = { tx_isolation = "transaction-isolation" }
 -- The limits of an account: the names in error 1226, and those for ALTER USER.
 local LIMITS = { max_questions = "MAX_QUERIES_PER_HOUR", max_updates = "MAX_UPDATES_PER_HOUR",
   max_connections_per_hour = "MAX_CONNECTIONS_PER_HOUR", max_user_connections = "MAX_USER_CONNECTIONS" }
-local NEW = "8.0"   -- a version that is no reason to refuse a server
 local LONG_WAIT = 1 -- s, below which innodb_lock_wait_timeout disturbs programs that attach
 
 -- ------------------------------------------------------------- asking
@@ -70,9 +69,10 @@ end
 
 -- ------------------------------------------------------------- the server
 
--- Asks the store's own judge about these variables, of a server that is new enough: true value, or nil, err.
-local function judge(self, names)
-  local facts = { version = NEW }
+-- Asks the store's own judge about these variables and facts, of a server that is new enough: true value, or nil, err.
+local function judge(self, names, facts)
+  facts = facts or {}
+  facts.version = self.mariadb and "10.6-MariaDB" or "8.0"
   for _, name in ipairs(names) do facts[name] = self.variables[name] end
   return core.judge_mysql(facts)
 end
@@ -128,9 +128,9 @@ local function cluster(self, found)
 end
 
 local function binlog(self, found)
-  local statements = is_on(self.variables.log_bin) and self.variables.binlog_format == "STATEMENT"
+  local records = judge(self, { "log_bin", "binlog_format" }, { leases = true })
   local why = "A server that logs statements records no leases, and provisions slowly; session locks write nothing and do not mind."
-  found:add("binlog format", statements and (self.leased and "wrong" or "warning") or "ok",
+  found:add("binlog format", records and "ok" or self.leased and "wrong" or "warning",
     is_on(self.variables.log_bin) and (self.variables.binlog_format or "unknown") or "no binary log", why,
     set_anew(self, "binlog_format", "'ROW'"))
 end
@@ -235,13 +235,9 @@ end
 -- ------------------------------------------------------------- the space
 
 local function layout(self, found)
-  local want = self.subject
-  local levels, buckets = table.concat(found.levels, ","), found.buckets
-  local fits = (want.buckets or buckets) == buckets and table.concat(want.levels or found.levels, ",") == levels
-  self.found:add("buckets and levels", fits and "ok" or "wrong", ("%s buckets for each of %s%s"):format(progress.number(buckets), levels,
-    found.recorded and "" or " (the defaults: hier_lock_meta does not say)"),
-    "Programs with other buckets or levels lock other rows, and would exclude no one; they are refused.",
-    "leave out --levels and --buckets, or name another table in the DSN")
+  self.found:add("buckets and levels", "ok", ("%s buckets for each of %s%s"):format(progress.number(found.buckets),
+    table.concat(found.levels, ","), found.recorded and "" or " (the defaults: hier_lock_meta does not say)"),
+    "Programs with other buckets or levels lock other rows, and would exclude no one; they are refused.")
 end
 
 local function rows(self, found)
@@ -272,6 +268,10 @@ local function rows(self, found)
   end
 end
 
+local function table_judge(self, name, engine)
+  return judge(self, {}, { database = self.database, table = name, engine = engine or nil })
+end
+
 local function engines(self, found)
   local why = "Rows of another engine than InnoDB are not locked at all."
   local tables = { { self.space.table, "level, bucket" } }
@@ -280,10 +280,11 @@ local function engines(self, found)
   for _, each in ipairs(tables) do
     local engine, err = self.space:engine(each[1])
     if engine == nil then return self.found:add("engine", "unseen", err.message, why) end
-    if not engine then
-      ill[#ill + 1], mends[#mends + 1] = each[1] .. " is missing", self.subject.command(found.leased and "provision --leases" or "provision")
-    elseif engine ~= "InnoDB" then
-      ill[#ill + 1], mends[#mends + 1] = each[1] .. " is of " .. engine, ("ALTER TABLE %s ENGINE = InnoDB;"):format(qualified(self, each[1]))
+    local safe, refusal = table_judge(self, each[1], engine)
+    if not safe then
+      ill[#ill + 1] = refusal.message
+      mends[#mends + 1] = engine and ("ALTER TABLE %s ENGINE = InnoDB;"):format(qualified(self, each[1]))
+        or self.subject.command(found.leased and "provision --leases" or "provision")
     end
     local key
     key, err = self.space:key(each[1])
@@ -295,7 +296,7 @@ local function engines(self, found)
   end
   self.found:add("primary keys", keys[1] and "wrong" or "ok", keys[1] and table.concat(keys, ", ") or "as they should be",
     "Without it, a look-up locks rows that were not asked for.", key_mends)
-  self.found:add("engine", ill[1] and "wrong" or "ok", ill[1] and table.concat(ill, ", ") or "InnoDB", why, mends)
+  self.found:add("engine", ill[1] and "wrong" or "ok", ill[1] and table.concat(ill, "; ") or "InnoDB", why, mends)
   return #ill == 0
 end
 
@@ -356,7 +357,7 @@ local function tables(self)
   if not found.engine then
     local mends = { self.subject.command(found.leased and "provision --leases" or "provision"), "or, where it is there and hidden:" }
     for _, line in ipairs(found.leased and self.leases_grant or self.grant) do mends[#mends + 1] = line end
-    return self.found:add("table", "wrong", ("there is no table %s, or no privilege to see it"):format(self.space.table), why, mends)
+    return self.found:add("table", "wrong", select(2, table_judge(self, self.space.table)).message, why, mends)
   elseif found.unmoved then
     return self.found:add("table", "wrong", ("%s still has the name of a space without leases"):format(self.space.name), why,
       self.subject.command "provision --leases")
