@@ -91,8 +91,10 @@ full_page_writes = off
 autovacuum = off
 log_min_messages = log
 CONF
+    # The same passwords, but hashed once instead of 4,096 times: each log-in costs a client 7 ms of a processor less.
     "${pg_as[@]}" "$pg_bin/postgres" --single -D "$2/data" -F postgres <<'SQL'
-CREATE ROLE testuser LOGIN PASSWORD 'testpassword'
+CREATE ROLE testuser LOGIN PASSWORD 'SCRAM-SHA-256$1:aGllcmxvY2sncyBzcGVjcw==$yuj7Eot9M9woZX0fGnJWCBANGX4g4hfslMer29nLHGw=:2nEYnL0ILuUGnshgU7L1C/uo3MVq62tqIhuq4fz30RI='
+ALTER ROLE root PASSWORD 'SCRAM-SHA-256$1:aGllcmxvY2sncyBzcGVjcw==$Exbl2q1zHLIXYrhcNRbyxp1XU29EFiJZcoXSOffUZ9g=:KnTbQAjGRnhGKcXgNc0RapZj3ST4Y8HvkiZAWFR4Vds='
 CREATE DATABASE mgl_test
 SQL
   elif [[ $1 == mysql ]]; then
