@@ -253,7 +253,7 @@ static int judge_mysql(lua_State *L) {
 }
 
 /***
-Explains an error number of MySQL or MariaDB. For hierlock's own Lua code.
+Explains an error number of MySQL or MariaDB, in a program's own transaction. For hierlock's own Lua code.
 @function core.judge_mysql_error
 @local
 @int errno
@@ -264,7 +264,7 @@ Explains an error number of MySQL or MariaDB. For hierlock's own Lua code.
 static int judge_mysql_error(lua_State *L) {
   char hint[HL__MYSQL_HINT_MAX];
   int status = hl__mysql_error_judge((unsigned)luaL_checkinteger(L, 1), luaL_optstring(L, 2, ""),
-                                     hint, sizeof hint);
+                                     true, hint, sizeof hint);
   lua_pushstring(L, hl_status_name(status));
   lua_pushstring(L, hint);
   return 2;

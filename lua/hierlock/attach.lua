@@ -69,21 +69,12 @@ local NET = 2
 
 -- -------------------------------------------------------------- errors
 
--- ER_SP_DOES_NOT_EXIST: the transaction in which it was set has ended.
-local NO_SAVEPOINT = 1305
--- ER_CHECKREAD: MariaDB with innodb_snapshot_isolation, the default from 11.6 on; the transaction's view is older
--- than a lease. The program must begin the transaction again, as after a deadlock.
-local RECORD_CHANGED = 1020
-
 -- Makes an err of the driver's message, errno and sqlstate.
 local function fail(message, errno, sqlstate, target)
   local code, hint = "connection", ""
   if errno then code, hint = core.judge_mysql_error(errno, tostring(message)) end
-  if errno == NO_SAVEPOINT then code = "lost" end
   local advice = "; roll back"
-  if errno == RECORD_CHANGED then
-    code = "deadlock"
-  elseif code == "deadlock" or code == "lost" then
+  if code == "deadlock" or code == "lost" then
     advice = "; the server has rolled the transaction back"
   elseif code == "connection" then
     advice = "; the transaction is gone with the connection"
@@ -202,8 +193,8 @@ local NO_TRANSACTION = "no transaction is open, and a lock ends with its transac
 local function release_savepoint(self)
   local rows, message, errno, sqlstate = self.query("RELEASE SAVEPOINT hierlock")
   if rows then return true end
-  if errno == NO_SAVEPOINT then return nil end
-  return fail(message, errno, sqlstate)
+  local _, err = fail(message, errno, sqlstate)
+  return nil, err.code ~= "lost" and err or nil
 end
 
 local function savepoint(self)

@@ -67,8 +67,6 @@ local function failure(code, message, errno, sqlstate)
   return nil, err
 end
 
-local NO_SAVEPOINT = 1305   -- ER_SP_DOES_NOT_EXIST
-local RECORD_CHANGED = 1020 -- ER_CHECKREAD: MariaDB with innodb_snapshot_isolation; the transaction's view is too old
 -- The server has decided against a COMMIT: certification, or SSI.
 local NOT_COMMITTED = { [1213] = true, [3101] = true }
 
@@ -107,7 +105,7 @@ local function server_failure(self, message, errno, sqlstate)
   elseif not errno then
     code = "connection"
   else
-    code = errno == RECORD_CHANGED and "deadlock" or errno == NO_SAVEPOINT and "lost" or core.judge_mysql_error(errno)
+    code = core.judge_mysql_error(errno)
   end
   local _, err = failure(code, message, errno, sqlstate)
   if code == "connection" and self.transacted then self.transacted.broken = err end

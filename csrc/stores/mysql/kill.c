@@ -12,7 +12,6 @@
  */
 #include "mysql_store.h"
 
-#include <mysqld_error.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -114,10 +113,7 @@ void hl__mysql_kill(const hl__mysql_session *session, int64_t end) {
       (void)killer_kill(store, session);
       break;
     }
-    if (error.server_errno != ER_CON_COUNT_ERROR &&
-        error.server_errno != ER_TOO_MANY_USER_CONNECTIONS &&
-        error.server_errno != ER_USER_LIMIT_REACHED)
-      break;
+    if (!hl__mysql_error_is(error.server_errno, HL__MYSQL_FULL)) break;
     (void)nanosleep(&again, NULL);
   }
 out:

@@ -6,7 +6,6 @@
 
 #include <errmsg.h>
 #include <errno.h>
-#include <mysqld_error.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,9 +17,6 @@
 #include <unistd.h>
 
 /* -------------------------------------------------------------- errors */
-
-/* MariaDB's max_statement_time; its header alone has a name for it. */
-#define STATEMENT_TIMEOUT 1969u
 
 /* The client library's own numbers: no server has spoken. */
 static bool is_client_error(unsigned number) {
@@ -38,8 +34,9 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const cha
   unsigned number = statement ? mysql_stmt_errno(statement) : mysql_errno(session->mysql);
   const char *said = statement ? mysql_stmt_error(statement) : mysql_error(session->mysql);
   char advice[HL__MYSQL_HINT_MAX] = "";
-  int status = is_client_error(number) ? HL_ECONNECTION
-                                       : hl__mysql_error_judge(number, said, advice, sizeof advice);
+  int status = is_client_error(number)
+                   ? HL_ECONNECTION
+                   : hl__mysql_error_judge(number, said, false, advice, sizeof advice);
   if (!error) return status;
   char state[6] = "";
   const char *sqlstate =
@@ -68,8 +65,7 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const cha
     memcpy(error->sqlstate, state, sizeof state);
   }
   /* Wrong credentials stay wrong. */
-  if (number == 1698 || number == ER_ACCESS_DENIED_ERROR || number == ER_DBACCESS_DENIED_ERROR ||
-      number == CR_AUTH_PLUGIN_CANNOT_LOAD)
+  if (hl__mysql_error_is(number, HL__MYSQL_DENIED) || number == CR_AUTH_PLUGIN_CANNOT_LOAD)
     error->retryable = false;
 #ifdef CR_PLUGIN_NOT_ALLOWED
   if (number == CR_PLUGIN_NOT_ALLOWED) error->retryable = false;
@@ -250,7 +246,7 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline, hl_error *err
       return hl__error(error, HL_TIMEOUT, "the server has not answered yet");
     read = answer_read(session);
     unsigned number = read ? 0 : mysql_errno(session->mysql);
-    if (number != ER_QUERY_INTERRUPTED && number != STATEMENT_TIMEOUT) continue;
+    if (!hl__mysql_error_is(number, HL__MYSQL_CUT)) continue;
     /* A KILL QUERY, or on MariaDB the limit that a very short wait has left, ends a statement
        and not the transaction. So we send again: a sign of life, or the ROLLBACK. */
     int status = session->holds ? hl__mysql_send(session, "DO 0", 4, error)

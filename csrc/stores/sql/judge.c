@@ -96,34 +96,49 @@ int hl__mysql_table_judge(bool mariadb, const char *database, const char *table,
 static const struct {
   unsigned number;
   int status;
+  unsigned traits;
   const char *hint;
 } mysql_errors[] = {
-    {1205, HL_TIMEOUT, ""}, /* lock wait timeout; MariaDB: NOWAIT */
-    {1969, HL_TIMEOUT, ""}, /* MariaDB: max_statement_time */
-    {3024, HL_TIMEOUT, ""}, /* MySQL: max_execution_time */
-    {3572, HL_TIMEOUT, ""}, /* MySQL: NOWAIT */
-    {1213, HL_DEADLOCK, ""},
-    {1317, HL_CANCELLED, ""},                                  /* KILL QUERY */
-    {1146, HL_ENOT_PROVISIONED, "; run `hierlock provision`"}, /* no table */
-    {1290, HL_EUNSAFE_SERVER, ""}, /* an option of the server: read_only */
-    {1040, HL_ECONNECTION, ""},    /* too many connections */
-    {1044, HL_ECONNECTION, ""},    /* access denied, to a database */
-    {1045, HL_ECONNECTION, ""},    /* access denied */
-    {1698, HL_ECONNECTION,         /* access denied: a plugin that takes no password */
+    {1205, HL_TIMEOUT, 0, ""},             /* lock wait timeout; MariaDB: NOWAIT */
+    {1969, HL_TIMEOUT, HL__MYSQL_CUT, ""}, /* MariaDB: max_statement_time */
+    {3024, HL_TIMEOUT, 0, ""},             /* MySQL: max_execution_time */
+    {3572, HL_TIMEOUT, 0, ""},             /* MySQL: NOWAIT */
+    {1213, HL_DEADLOCK, 0, ""},
+    {1317, HL_CANCELLED, HL__MYSQL_CUT, ""},                      /* KILL QUERY */
+    {1146, HL_ENOT_PROVISIONED, 0, "; run `hierlock provision`"}, /* no table */
+    {1290, HL_EUNSAFE_SERVER, 0, ""},             /* an option of the server: read_only */
+    {1040, HL_ECONNECTION, HL__MYSQL_FULL, ""},   /* too many connections */
+    {1203, HL_ECONNECTION, HL__MYSQL_FULL, ""},   /* too many connections of the user's */
+    {1226, HL_ESTORE, HL__MYSQL_FULL, ""},        /* a limit of the account's */
+    {1044, HL_ECONNECTION, HL__MYSQL_DENIED, ""}, /* access denied, to a database */
+    {1045, HL_ECONNECTION, HL__MYSQL_DENIED, ""}, /* access denied */
+    {1698, HL_ECONNECTION, HL__MYSQL_DENIED, /* access denied: a plugin that takes no password */
      "; where it logs in by the server's socket, say so in the DSN: "
      "?socket=/run/mysqld/mysqld.sock"},
-    {1053, HL_ECONNECTION, ""}, /* shutdown */
-    {1077, HL_ECONNECTION, ""}, /* normal shutdown: MariaDB */
-    {1129, HL_ECONNECTION, ""}, /* the host is blocked */
-    {1130, HL_ECONNECTION, ""}, /* the host may not connect */
-    {1158, HL_ECONNECTION, ""}, /* network: reading */
-    {1159, HL_ECONNECTION, ""}, /* reading took too long */
-    {1160, HL_ECONNECTION, ""}, /* writing */
-    {1161, HL_ECONNECTION, ""}, /* writing took too long */
-    {1203, HL_ECONNECTION, ""}, /* too many connections of the user's */
-    {1927, HL_ECONNECTION, ""}, /* MariaDB: killed */
-    {4031, HL_ECONNECTION, ""}, /* MySQL: wait_timeout */
+    {1053, HL_ECONNECTION, 0, ""}, /* shutdown */
+    {1077, HL_ECONNECTION, 0, ""}, /* normal shutdown: MariaDB */
+    {1129, HL_ECONNECTION, 0, ""}, /* the host is blocked */
+    {1130, HL_ECONNECTION, 0, ""}, /* the host may not connect */
+    {1158, HL_ECONNECTION, 0, ""}, /* network: reading */
+    {1159, HL_ECONNECTION, 0, ""}, /* reading took too long */
+    {1160, HL_ECONNECTION, 0, ""}, /* writing */
+    {1161, HL_ECONNECTION, 0, ""}, /* writing took too long */
+    {1927, HL_ECONNECTION, 0, ""}, /* MariaDB: killed */
+    {4031, HL_ECONNECTION, 0, ""}, /* MySQL: wait_timeout */
+    /* MariaDB with innodb_snapshot_isolation, the default from 11.6 on: the view is too old, and the
+       server has rolled the transaction back */
+    {1020, HL_DEADLOCK, HL__MYSQL_PROGRAM, ""},
+    /* no savepoint: the transaction in which it was set has ended */
+    {1305, HL_ELOST, HL__MYSQL_PROGRAM, ""},
 };
+
+#define MYSQL_ERRORS (sizeof mysql_errors / sizeof *mysql_errors)
+
+bool hl__mysql_error_is(unsigned number, unsigned traits) {
+  for (size_t i = 0; i < MYSQL_ERRORS; i++)
+    if (mysql_errors[i].number == number) return mysql_errors[i].traits & traits;
+  return false;
+}
 
 /* MariaDB: "SELECT command denied to user 'a'@'h' for table `d`.`t`"; MySQL quotes the table in
    its own way, without the database, and calls a lock "SELECT with locking clause". The
@@ -140,11 +155,13 @@ static void denied_hint(const char *message, char *hint, size_t size) {
                  locks ? "UPDATE" : message, (int)(n - 2 * quoted), on + quoted);
 }
 
-int hl__mysql_error_judge(unsigned number, const char *message, char *hint, size_t size) {
+int hl__mysql_error_judge(unsigned number, const char *message, bool program, char *hint,
+                          size_t size) {
   *hint = '\0';
   if (number == 1142) denied_hint(message, hint, size); /* a table's privileges */
-  for (size_t i = 0; i < sizeof mysql_errors / sizeof *mysql_errors; i++)
-    if (mysql_errors[i].number == number) {
+  for (size_t i = 0; i < MYSQL_ERRORS; i++)
+    if (mysql_errors[i].number == number &&
+        (program || mysql_errors[i].traits != HL__MYSQL_PROGRAM)) {
       if (*mysql_errors[i].hint) (void)snprintf(hint, size, "%s", mysql_errors[i].hint);
       return mysql_errors[i].status;
     }

@@ -50,9 +50,20 @@ int hl__mysql_table_judge(bool mariadb, const char *database, const char *table,
                           hl_error *error);
 
 /* The status that an error number of the server's stands for, and in *hint what a person
-   could do about it, to be put behind the server's message. */
+   could do about it, to be put behind the server's message. program: on a connection of a program's
+   own, in a transaction of its own. */
 #define HL__MYSQL_HINT_MAX 160
-int hl__mysql_error_judge(unsigned number, const char *message, char *hint, size_t size);
+int hl__mysql_error_judge(unsigned number, const char *message, bool program, char *hint,
+                          size_t size);
+
+enum {
+  HL__MYSQL_CUT = 1,    /* a statement was ended, and not its transaction */
+  HL__MYSQL_DENIED = 2, /* to this account, and that lasts */
+  HL__MYSQL_FULL = 4,   /* no connection is left, for a while */
+  HL__MYSQL_PROGRAM = 8 /* means something on a program's own connection only */
+};
+/* Whether the error number has one of these traits. */
+bool hl__mysql_error_is(unsigned number, unsigned traits);
 
 /* The facts that a PostgreSQL reports about itself. */
 typedef struct hl__pg_server {
