@@ -1,5 +1,5 @@
 -- Memcached's own matters: its missing promises, and that it keeps the others; hostile items; several servers; the
--- server stopped, restarted, flushed, cut off. leases_spec.lua has the matters that it shares with other stores.
+-- server flushed. leases_spec.lua and server_spec.lua have what it shares with other stores.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -450,30 +450,6 @@ describe("Memcached", function()
       for i = 1, #between.connections do between.let(i) end
       assert.is_true(peer:result())
       taken(R1)
-    end)
-
-    it("recalls a grant whose answer was cut off", function()
-      local between = proxy.open(store)
-      finally(function() between.close() end)
-      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
-      peer:call("assert(assert(manager:acquire(..., { ttl = 60 })):release { confirm = true })", R1)
-      local function held_back()
-        for i, one in ipairs(between.connections) do if #(one.detained or {}) > 0 then return i end end
-      end
-      for i = 1, #between.connections do between.detain(i) end
-      peer:start("local h, e = manager:acquire(..., { ttl = 60, timeout = 5 }) return h and h:check(), e and e.code", R1)
-      local late
-      support.wait_until(function()
-        uv.run "nowait"
-        late = held_back()
-        return late
-      end, "the request")
-      between.connections[late].client:close()
-      local ok, code = peer:result()
-      assert.is_true(ok, code)
-      between.deliver(late)
-      support.sleep(0.2)
-      assert.equal(1, #manager:leases { target = U1 })
     end)
 
     -- --------------------------------------------------------------- several servers

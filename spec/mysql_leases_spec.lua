@@ -1,6 +1,6 @@
 -- Leases on MySQL and MariaDB, as far as they differ from other stores' leases: the gate, the trips, the privileges,
 -- the view of older programs, and the leftovers when a connection or a server goes down in the middle.
--- leases_spec.lua has the duties of every store.
+-- leases_spec.lua and server_spec.lua have the duties of every store.
 -- Parts: stores
 
 local uv = require "luv"
@@ -422,81 +422,40 @@ support.each_server(function(server)
     end)
   end)
 
-  describe("when the answer to a COMMIT never comes", function()
-    local between
-    before_each(function() between = proxy.open(store) end)
-    after_each(function() between:close() end)
-
-    -- Keeps the answers of all connections back that there are.
-    local function hold() for n = 1, #between.connections do between.hold(n) end end
-    local function finish() for _, connection in ipairs(between.connections) do connection.finish() end end
-
-    for _, warm in ipairs { false, true } do
-      it(("a lease is granted all the same, once (%s)"):format(warm and "in one trip" or "in steps"), function()
-        local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
-        if warm then
-          for _ = 1, 3 do peer:call("assert(assert(manager:acquire(..., { ttl = 60 })):release { confirm = true })", R1) end
-        else
-          peer:call("assert(assert(manager:acquire(...)):release { confirm = true })", R1)
-        end
-        local before = #between.connections
-        local gatekeeper = support.foreign(store)
-        gatekeeper:query "SET autocommit=0"
-        if warm then
-          hold()
-        else
-          assert(gatekeeper:query(("UPDATE %s_gate SET n=1"):format(stem)))
-        end
-        peer:acquire("lock", "acquire", R1, { ttl = LONG, timeout = 20 })
-        if not warm then -- it has locked, and waits for the gate
-          support.wait_until(function()
-            uv.run "nowait"
-            for _, command in ipairs(between.commands) do
-              if command.text and command.text:find("UPDATE " .. stem .. "_gate", 1, true) then return true end
-            end
-          end)
-          hold()
-          gatekeeper:query "COMMIT"
-        end
-        support.wait_until(function()
-          uv.run "nowait"
-          return leases() == 1
-        end)
-        local id = first("SELECT HEX(id) FROM %s_leases WHERE revoked=0", stem)
-        for n = 1, before do between.connections[n].finish() end
-        local granted, err = peer:result()
-        assert.is_true(granted, err and err.message)
-        assert.equal(1, leases())
-        assert.equal(3, rows())
-        -- Messages that are still under way of the first try, or of its end, do not meet it.
-        assert.not_equal(id, first("SELECT HEX(id) FROM %s_leases WHERE revoked=0", stem))
-        assert.is_true(peer:call "return handles.lock:check()")
-        peer:release "lock"
-        support.wait_until(function() return leases() == 0 end)
-        assert.equal(0, rows())
-        finish()
-      end)
-    end
-
-    it("to_lease fails with lost, and leaves no record behind", function()
-      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
-      assert.is_true(peer:call("handles.lock = assert(manager:acquire(...)) return true", R1))
-      local before = #between.connections
-      hold()
-      peer:start [[ local ok, err = handles.lock:to_lease { ttl = 60 } return ok, err and err.code ]]
-      support.wait_until(function()
-        uv.run "nowait"
-        return leases() == 1
-      end)
-      for n = 1, before do between.connections[n].finish() end
-      local ok, code = peer:result()
-      assert.is_nil(ok)
-      assert.equal("lost", code)
-      support.wait_until(function()
-        uv.run "nowait"
-        return leases() == 0 and rows() == 0
-      end)
+  it("a lease is granted all the same, once, when the answer to a COMMIT in steps never comes", function()
+    local between = proxy.open(store)
+    finally(function() between.close() end)
+    local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+    peer:call("assert(assert(manager:acquire(...)):release { confirm = true })", R1)
+    local before = #between.connections
+    local gatekeeper = support.foreign(store)
+    gatekeeper:query "SET autocommit=0"
+    assert(gatekeeper:query(("UPDATE %s_gate SET n=1"):format(stem)))
+    peer:acquire("lock", "acquire", R1, { ttl = LONG, timeout = 20 })
+    support.wait_until(function() -- it has locked, and waits for the gate
+      uv.run "nowait"
+      for _, command in ipairs(between.commands) do
+        if command.text and command.text:find("UPDATE " .. stem .. "_gate", 1, true) then return true end
+      end
     end)
+    for n = 1, #between.connections do between.hold(n) end
+    gatekeeper:query "COMMIT"
+    support.wait_until(function()
+      uv.run "nowait"
+      return leases() == 1
+    end)
+    local id = first("SELECT HEX(id) FROM %s_leases WHERE revoked=0", stem)
+    for n = 1, before do between.connections[n].finish() end
+    local granted, err = peer:result()
+    assert.is_true(granted, err and err.message)
+    assert.equal(1, leases())
+    assert.equal(3, rows())
+    -- Messages that are still under way of the first try, or of its end, do not meet it.
+    assert.not_equal(id, first("SELECT HEX(id) FROM %s_leases WHERE revoked=0", stem))
+    assert.is_true(peer:call "return handles.lock:check()")
+    peer:release "lock"
+    support.wait_until(function() return leases() == 0 end)
+    assert.equal(0, rows())
   end)
 
   describe("a connection that is killed", function()

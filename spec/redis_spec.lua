@@ -1,9 +1,7 @@
 -- Trouble of Redis and Valkey alone: servers that would not exclude, that forget, scripts that are forgotten, wake-ups,
 -- privileges. leases_spec, scenarios_spec, loop_spec have the duties that they share with other stores.
 
-local uv = require "luv"
 local hierlock = require "hierlock"
-local proxy = require "spec.support.proxy"
 local program = require "spec.support.command"
 local support = require "spec.support"
 
@@ -436,49 +434,6 @@ describe("redis", function()
         end
         return true
       end)
-    end)
-
-    -- The server has granted it, or reads what asks for it late: either way there is one lease in the end.
-    it("leaves nothing behind of a grant that was not answered, though it is asked for late", function()
-      local proxies = {}
-      finally(function() for _, one in ipairs(proxies) do one.close() end end)
-      for _, late in ipairs { false, "while the lock is held", "when it is free again" } do
-        local between = proxy.open(store)
-        proxies[#proxies + 1] = between
-        local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
-        assert.is_true(peer:call "return (manager:acquire({ 'u9' })):release { confirm = true }")
-        local n = #between.connections
-        for i = 1, n do
-          if late then between.detain(i) else between.hold(i) end
-        end
-        local asked = #between.commands
-        peer:start("handles.lease = assert(manager:acquire(..., { ttl = 60, timeout = 10 })) return true", R1)
-        local used
-        support.wait_until(function()
-          uv.run "nowait"
-          for i = 1, n do
-            if late and #between.connections[i].detained > 0 then used = i end
-          end
-          for i = asked + 1, #between.commands do
-            if not late and between.commands[i].name == "evalsha" then used = between.commands[i].connection end
-          end
-          return used
-        end, "the take")
-        if not late then support.wait_until(function() uv.run "nowait" return #assert(open()):leases() == 1 end) end
-        between.connections[used].client:close()
-        assert.is_true(peer:result())
-        if late == "while the lock is held" then between.deliver(used) end
-        support.sleep(0.1)
-        local found = assert(open()):leases()
-        assert.equal(1, #found)
-        assert.is_true(peer:call "return handles.lease:refresh() and handles.lease:release { confirm = true }")
-        if late == "when it is free again" then
-          between.deliver(used)
-          support.sleep(0.1)
-        end
-        assert.equal(0, #assert(open()):leases())
-        assert(assert(assert(open()):acquire(U1, { timeout = 0 })):release { confirm = true })
-      end
     end)
 
     it("gives tokens beyond those that a quorum has given elsewhere", function()

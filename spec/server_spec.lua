@@ -4,14 +4,16 @@
 --            mariadb memcached mysql postgresql redis sqlite
 --   hang      yes     yes       yes   yes        yes   yes
 --   restart   yes     yes       yes   yes        yes   -
+--   cut       yes     yes       yes   yes        yes   -
 --   restart, sqlite: it has no server
--- Parts: restart mysql mariadb postgresql redis memcached sqlite
+--   cut, sqlite: it has no server
+-- Parts: restart cut mysql mariadb postgresql redis memcached sqlite
 
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 local uv = require "luv"
 
-local THEMES = { "hang", "restart" }
+local THEMES = { "hang", "restart", "cut" }
 
 local R1, LONG = { "u1", "a1", "r1" }, 60
 -- How much later than its timeout a call may return; on a server that holds session locks.
@@ -263,6 +265,158 @@ local function restart(store, kinds)
   end
 end
 
+-- --------------------------------------------------------------------- cut
+
+-- The network goes silent, is slow, or loses a connection; a client's last words may come to the server late.
+local function cut(store, kinds)
+  local late = store.leases_only and LATE or LATER
+  local between, observer, peer
+
+  before_each(function()
+    between, observer = proxy.open(store), support.open(store)
+    peer = support.process(store, { pool_size = 1 }, between.dsn) -- for the proxy works beside it
+    peer:call [[
+      for _ = 1, 3 do assert(assert(manager:acquire({ "w" }, { ttl = 9 })):release { confirm = true }) end
+    ]]
+  end)
+  after_each(function()
+    support.close_peers()
+    between.close()
+    observer:revoke { target = { "u1" } }
+    observer:close()
+  end)
+
+  -- Like support.wait_until, while the proxy works.
+  local function wait_until(condition, what)
+    return support.wait_until(function()
+      uv.run "nowait"
+      return condition()
+    end, what)
+  end
+
+  local function found() return assert(observer:leases { target = R1 }) end
+
+  local acquire = [[
+    local timeout, ttl = ...
+    local begun = support.now()
+    local handle, err = manager:acquire({ "u1", "a1", "r1" }, { timeout = timeout, ttl = ttl, auto_refresh = ttl and false })
+    local took = support.now() - begun
+    handles.lock = handle
+    return took, handle and "granted" or err.code
+  ]]
+
+  for kind, options in pairs(kinds) do
+    for _, timeout in ipairs { 0, 0.3 } do
+      it(("keeps a call for %g s beyond its timeout of %g s: %s"):format(late, timeout, kind), function()
+        between.cut()
+        local took, code = peer:call(acquire, timeout, options.ttl)
+        assert.equal("connection", code)
+        assert.is_true(took < timeout + late + BUSY, took)
+      end)
+    end
+
+    it("keeps no try from its grant when it is merely slow: " .. kind, function()
+      between.delay(20)
+      local _, code = peer:call(acquire, 0, options.ttl)
+      assert.equal("granted", code)
+      peer:release "lock"
+    end)
+  end
+
+  -- Keeps back what the client says (late), or what the server answers. Returns how many connections there are.
+  local function keep_back(is_late)
+    local n = #between.connections
+    for i = 1, n do between[is_late and "detain" or "hold"](i) end
+    return n
+  end
+
+  -- Waits until something is kept back of a lease, and ends those connections for the client; for the server, too,
+  -- unless it is to hear the rest late.
+  local function lose(n, is_late)
+    wait_until(function()
+      for i = 1, n do if is_late and #between.connections[i].detained > 0 then return true end end
+      return not is_late and #found() == 1
+    end, "the request, or the lease")
+    local id = not is_late and found()[1].id
+    for i = 1, n do
+      if is_late then between.connections[i].client:close() else between.connections[i].finish() end
+    end
+    return id
+  end
+
+  -- Has the server read what was kept back, and waits until it has done all of that.
+  local function deliver(n)
+    for i = 1, n do
+      local upstream = between.connections[i].upstream
+      between.deliver(i)
+      -- Behind what the client said: a server whose client has gone may leave the rest of that undone.
+      if not upstream:is_closing() then upstream:write(store.themes.cut.quit) end
+      wait_until(function() return upstream:is_closing() end, "the server to do all of it")
+    end
+  end
+
+  for title, when in pairs { ["the answer is lost"] = false, ["the request comes while it is held"] = "held",
+                             ["the request comes when it is free again"] = "free" } do
+    it("grants a lease once: " .. title, function()
+      peer:start(acquire, 10, LONG)
+      assert.equal("granted", select(2, peer:result()))
+      peer:release "lock"
+      local n = keep_back(when)
+      peer:start(acquire, 10, LONG)
+      local id = lose(n, when)
+      assert.equal("granted", select(2, peer:result()))
+      if when == "held" then deliver(n) end
+      assert.equal(1, #found())
+      -- Messages that are still under way of the first try, or of its end, do not meet it.
+      assert.is_true(id ~= found()[1].id or store.themes.cut.resumes)
+      assert.is_true(peer:call "return handles.lock:check() and handles.lock:refresh()")
+      peer:release "lock"
+      if when == "free" then deliver(n) end
+      assert.same({}, found())
+      assert(free(assert(observer:acquire({ "u1" }, { timeout = 0 }))))
+    end)
+  end
+
+  it("grants nothing to a caller that has given up, when the request comes late", function()
+    local n, recall = keep_back(true), store.themes.cut.recall
+    local said = #between.sent
+    assert.equal("connection", select(2, peer:call(acquire, 0, LONG)))
+    -- The recall comes before, and on another connection.
+    wait_until(function() return not recall or between.sent:find(recall, said + 1, true) end, "the recall")
+    wait_until(function()
+      return peer:call [[
+        local handle = manager:acquire({ "u6" }, { timeout = 0, ttl = 9 })
+        return handle and handle:release { confirm = true }
+      ]] and #between.connections > n
+    end, "another connection")
+    deliver(n)
+    wait_until(function()
+      local handle = observer:acquire(R1, { timeout = 0 })
+      return handle and free(handle)
+    end)
+    assert.same({}, found())
+  end)
+
+  if not kinds.session then return end
+
+  for title, is_late in pairs { ["the answer is lost"] = false, ["the request comes late"] = true } do
+    it("loses the session lock that was to become a lease, and leaves no record: " .. title, function()
+      local function rows()
+        local name = store.table and store.stem .. "_leased" or "public.hier_lock_lease_rows"
+        return tonumber((store.table and store.sql() or store.root()):query("SELECT COUNT(*) FROM " .. name)[1][1])
+      end
+      assert.equal("granted", select(2, peer:call(acquire, 10)))
+      local before, n = rows(), keep_back(is_late)
+      peer:start "local ok, err = handles.lock:to_lease { ttl = 60 } return ok, err and err.code"
+      lose(n, is_late)
+      assert.same({ n = 2, nil, "lost" }, { n = 2, peer:result() })
+      if is_late then deliver(n) end
+      wait_until(function() return #found() == 0 and rows() <= before end, "the end of the record")
+      assert(free(assert(observer:acquire(R1, { timeout = 10 }))))
+    end)
+  end
+end
+
 support.each_troubled_store(function(plain)
   local store = support.leased(plain)
   lazy_setup(function() store.prepare() end)
@@ -279,101 +433,7 @@ support.each_troubled_store(function(plain)
 
   if store.control then theme("restart", restart) end
 
-  if store.leases_only then return end
-  describe("the network", function()
-    local between
-    after_each(function()
-      support.close_peers()
-      if between then between.close() end
-      between = nil
-    end)
-    -- In a process beside the proxy: with a connection that has made leases before.
-    local function peer_behind()
-      between = proxy.open(store)
-      local peer = support.process(store, { pool_size = 1 }, between.dsn)
-      peer:call [[
-        for _ = 1, 3 do assert(assert(manager:acquire({ "w" }, { ttl = 9 })):release { confirm = true }) end
-      ]]
-      return peer
-    end
-    local acquire = [[
-      local timeout, ttl = ...
-      local begun = support.now()
-      local handle, err = manager:acquire({ "u5" }, { timeout = timeout, ttl = ttl, auto_refresh = ttl and false })
-      local took = support.now() - begun
-      if handle then handle:release { confirm = true } end
-      return took, handle and "granted" or err.code
-    ]]
-
-    for kind, options in pairs(kinds) do
-      it("is cut: a call ends " .. LATER .. " s after its timeout: " .. kind, function()
-        for _, timeout in ipairs { 0, 0.3 } do
-          local peer = peer_behind()
-          between.cut()
-          local took, code = peer:call(acquire, timeout, options.ttl)
-          assert.equal("connection", code)
-          assert.is_true(took < timeout + LATER + BUSY, took)
-          support.close_peers()
-          between.close()
-        end
-      end)
-    end
-
-    it("delivers a request for a lease when it was given up, and recalled: nobody has it", function()
-      local peer, observer = peer_behind(), support.open(store)
-      finally(function()
-        observer:revoke { target = { "u5" } }
-        observer:close()
-      end)
-      local n = #between.connections
-      -- Where the gate is open, one request locks the rows and writes the record.
-      assert(assert(observer:acquire({ "u5" }, { ttl = LONG })):release { confirm = true })
-      for i = 1, n do between.detain(i) end
-      local took, code = peer:call(acquire, 0, LONG)
-      assert.equal("connection", code)
-      assert.is_true(took < LATER + BUSY, took)
-      -- The recall comes on another connection, and before.
-      support.wait_until(function()
-        uv.run "nowait"
-        return #between.connections > n and peer:call [[
-          local handle = manager:acquire({ "u6" }, { timeout = 0, ttl = 9 })
-          return handle and handle:release { confirm = true }
-        ]]
-      end)
-      support.wait_until(function()
-        uv.run "nowait"
-        for _, command in ipairs(between.commands) do
-          if command.connection > n and (command.text or ""):find("INSERT INTO", 1, true) then return true end
-        end
-        return store.dialect == "postgresql" and between.sent:find("ON CONFLICT", 1, true)
-      end, "the recall")
-      for i = 1, n do
-        local connection = between.connections[i]
-        between.deliver(i)
-        -- Behind what the client said: a server whose client has gone may leave the rest of that undone.
-        connection.upstream:write(store.dialect == "postgresql" and "X\0\0\0\4" or "\1\0\0\0\1")
-        support.wait_until(function()
-          uv.run "nowait"
-          return connection.upstream:is_closing()
-        end, "the server has done all of it")
-      end
-      support.wait_until(function()
-        uv.run "nowait"
-        local handle = observer:acquire({ "u5" }, { timeout = 0 })
-        return handle and handle:release { confirm = true }
-      end)
-      assert.same({}, observer:leases { target = { "u5" } })
-    end)
-
-    it("is slow: a try is granted all the same", function()
-      local peer = peer_behind()
-      between.delay(20)
-      for kind, options in pairs(kinds) do
-        local _, code = peer:call(acquire, 0, options.ttl)
-        assert.equal("granted", code, kind)
-      end
-    end)
-  end)
+  theme("cut", cut)
 end)
 
 -- ------------------------------------------------------------------- table

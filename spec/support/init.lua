@@ -84,8 +84,10 @@ end
 --   whole_seconds    its leases last whole seconds
 --   lists_by_root    it lists those who hold nodes of one root
 --   dialect          how it is spoken to: mysql and mariadb (known when a spec has prepared the store), postgresql
---   themes           of server_spec.lua, by their names: true, or what one needs (of `restart`: whether it `keeps` leases), or
---                    a text that says why the store has none
+--   themes           of server_spec.lua, by their names: why the store has it not, or true, or what the theme needs:
+--     restart        keeps: leases are there afterwards
+--     cut            quit: what a client says last; recall: words of what takes a grant back that was not answered;
+--                    resumes: such a grant is found again by who asked for it
 --   make(store, support)
 --
 -- What a spec is given as `store` has all of these, and `name`, and what make adds where it is not as usual:

@@ -180,15 +180,15 @@ function proxy.open(store, rewrite, tls, own_port)
     connection.text = from and passes or nil
     connection.detained, connection.spared = not from and {} or nil, not from and passes or 0
   end
-  --- Returns when the server has begun to answer.
+  --- Returns when the server has begun to answer, or has ended the connection.
   function self.deliver(n)
     local connection = self.connections[n]
     local said = table.concat(connection.detained)
     connection.detained = nil
     if said == "" then return end
     connection.answered = false
-    connection.upstream:write(said)
-    while not connection.answered do uv.run "once" end
+    if not connection.upstream:is_closing() then connection.upstream:write(said) end
+    while not connection.answered and not connection.upstream:is_closing() do uv.run "once" end
   end
   function self.drip(n, ms)
     if not n then

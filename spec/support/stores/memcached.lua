@@ -1,7 +1,9 @@
 --- Memcached: it has only leases, of whole seconds, and lists them by root.
 
-local memcached = { server = true, leases_only = true, unbucketed = true, whole_seconds = true, lists_by_root = true,
-                    themes = { hang = true, restart = { keeps = false } } }
+local memcached = {
+  server = true, leases_only = true, unbucketed = true, whole_seconds = true, lists_by_root = true,
+  themes = { hang = true, restart = { keeps = false }, cut = { quit = "quit\r\n", resumes = true } },
+}
 
 function memcached.make(store)
   store.host, store.port = store.dsn:match "//([^:/]+):(%d+)"

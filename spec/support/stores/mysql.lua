@@ -5,7 +5,10 @@ local sql = require "spec.support.sql"
 local BUCKETS = 10000
 local TABLE = "hierlock_spec_buckets"
 
-local mysql = { server = true, table = TABLE, themes = { hang = true, restart = { keeps = true } } }
+local mysql = {
+  server = true, table = TABLE,
+  themes = { hang = true, restart = { keeps = true }, cut = { quit = "\1\0\0\0\1", recall = "INSERT INTO" } },
+}
 
 local function read_file(name)
   local file = assert(io.open(name, "rb"))

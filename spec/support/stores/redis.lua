@@ -2,7 +2,10 @@
 
 local redis_cli = require "spec.support.redis_cli"
 
-local redis = { server = true, leases_only = true, unbucketed = true, themes = { hang = true, restart = { keeps = false } } }
+local redis = {
+  server = true, leases_only = true, unbucketed = true,
+  themes = { hang = true, restart = { keeps = false }, cut = { quit = "QUIT\r\n" } },
+}
 
 function redis.make(store)
   store.host, store.port = store.dsn:match "@([^:/]+):(%d+)"

@@ -2,7 +2,10 @@
 
 local uv = require "luv"
 
-local sqlite = { leases_only = true, unbucketed = true, themes = { hang = true, restart = "it has no server" } }
+local sqlite = {
+  leases_only = true, unbucketed = true,
+  themes = { hang = true, restart = "it has no server", cut = "it has no server" },
+}
 
 function sqlite.make(store, support)
   if not pcall(require, "hierlock.store.sqlite") then
