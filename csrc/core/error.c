@@ -199,6 +199,15 @@ static size_t escape(char *out, size_t size, const char *data, size_t n, escape_
   return used;
 }
 
+char *hl__put_number(char *at, uint64_t number) {
+  char digits[20];
+  int n = 0;
+  do digits[n++] = (char)('0' + number % 10);
+  while (number /= 10);
+  while (n > 0) *at++ = digits[--n];
+  return at;
+}
+
 size_t hl__escape(char *out, size_t size, const char *data, size_t n) {
   return escape(out, size, data, n, BACKSLASH);
 }

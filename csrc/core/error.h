@@ -43,6 +43,9 @@ int hl__error_revoked(hl_error *error, const char *by, const char *reason);
 /* The status of that name in the contract; HL_ESTORE for an unknown name. */
 int hl__status_named(const char *name);
 
+/* Writes a number, without a NUL; returns its end. By hand, as each acquisition writes some: printf
+   took a tenth of the client's time. */
+char *hl__put_number(char *at, uint64_t number);
 /* Escapes bytes for people: control characters, characters that turn the direction of writing, and
    invalid UTF-8 become \xNN; "..." marks where the text was cut. Always NUL-terminated; returns the
    length written. */

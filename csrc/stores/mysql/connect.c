@@ -185,19 +185,11 @@ static _Thread_local hl__mysql_session *waiting;
 /* 1: ready, or broken, which a read will tell. 0: not before `end`. */
 static int wait_until(hl__mysql_session *session, int fd, short events, int64_t end) {
   struct pollfd p = {.fd = fd, .events = events};
-  for (;;) {
-    int64_t left = hl__left_ms(end);
-    hl__mysql_wait_begin(session->store);
-    atomic_store(&session->in_hand, false);
-    int n = poll(&p, 1, left > INT32_MAX ? -1 : (int)left);
-    int failure = errno;
-    atomic_store(&session->in_hand, true);
-    hl__mysql_wait_end(session->store);
-    errno = failure;
-    if (n > 0) return 1;
-    if (n == 0) errno = ETIMEDOUT;
-    if (n == 0 || errno != EINTR) return n;
-  }
+  atomic_store(&session->in_hand, false);
+  int n = hl__poll(session->store->config, &p, 1, end);
+  atomic_store(&session->in_hand, true);
+  if (n == 0) errno = ETIMEDOUT;
+  return n > 0 ? 1 : n;
 }
 
 /* The socket must not block, or TLS would wait inside of OpenSSL. The library makes the socket
@@ -350,9 +342,13 @@ void hl__mysql_statement_end(hl__mysql_session *session) {
 #else
 /* This library does not ask us when it waits. At least exit() does not wait for the thread,
    which does nothing more afterwards. */
-void hl__mysql_statement_begin(hl__mysql_session *session) { hl__mysql_wait_begin(session->store); }
+void hl__mysql_statement_begin(hl__mysql_session *session) {
+  hl__server_wait_begin(session->store->config);
+}
 
-void hl__mysql_statement_end(hl__mysql_session *session) { hl__mysql_wait_end(session->store); }
+void hl__mysql_statement_end(hl__mysql_session *session) {
+  hl__server_wait_end(session->store->config);
+}
 
 static void wait_io_set(hl__mysql_session *session, bool on) { (void)session, (void)on; }
 

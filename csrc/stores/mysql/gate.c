@@ -269,7 +269,7 @@ static int lead_leave(hl__mysql_session *session, lead *self, hl_error *error) {
   self->ours = false;
   return lead_ask(session, &t, none, error) == HL_OK
              ? HL_OK
-             : hl__error(error, HL_ECONNECTION, "the server did not answer in time");
+             : hl__error(error, HL_ECONNECTION, HL__MYSQL_LATE);
 }
 
 /* Waits until the lead is ours, its lease has ended, its owner has had LEAD_NET_SECONDS, or the
@@ -310,9 +310,9 @@ static uint64_t random_below(hl__mysql_session *session, uint64_t n) {
 static void pause_us(hl__mysql_session *session, int64_t us) {
   us = us / 2 + (int64_t)random_below(session, (uint64_t)us / 2 + 1);
   const struct timespec moment = {.tv_nsec = us * 1000};
-  hl__mysql_wait_begin(session->store);
+  hl__server_wait_begin(session->store->config);
   (void)nanosleep(&moment, NULL);
-  hl__mysql_wait_end(session->store);
+  hl__server_wait_end(session->store->config);
 }
 
 static int waiting_show(hl__mysql_session *session, bool waiting, hl_error *error) {

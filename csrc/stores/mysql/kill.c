@@ -26,14 +26,14 @@
 #define KILL_AGAIN_NS 20000000L
 
 static bool killer_take(hl__mysql_store *store, int64_t deadline) {
-  hl__mysql_wait_begin(store);
+  hl__server_wait_begin(store->config);
   hl__mysql_store_lock(store);
   while (store->killing && hl__left_ms(deadline) > 0)
     hl__cond_wait(&store->killed, &store->mutex, deadline);
   bool taken = !store->killing;
   if (taken) store->killing = true;
   hl__mysql_store_unlock(store);
-  hl__mysql_wait_end(store);
+  hl__server_wait_end(store->config);
   return taken;
 }
 

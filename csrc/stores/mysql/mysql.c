@@ -114,9 +114,7 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl
     hl__mysql_killer_prepare(session->store, hl__left_ms(request->deadline));
   /* Reads the answer to the last release first. Without it we have asked for nothing: that is no
      timeout, and the core may go on with another connection. */
-  int status = hl__mysql_settle(session, patience_ms(request), error);
-  if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION, "the server has not answered the last release");
+  int status = hl__mysql_settle_late(session, patience_ms(request), HL__MYSQL_UNANSWERED, error);
   while (status == HL_OK) {
     status = request->lease ? hl__mysql_lease_take(session, request, grant, error)
                             : hl__mysql_lock_rows(session, request, grant, error);

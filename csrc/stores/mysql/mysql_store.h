@@ -33,6 +33,7 @@
 #include "error.h"
 #include "fork.h"
 #include "mode.h"
+#include "socket.h"
 #include "store.h"
 
 #include "../sql/judge.h"
@@ -327,14 +328,16 @@ bool hl__mysql_readable(const hl__mysql_session *session);
    answer, or the end of the connection. True: the client library reads it
    without waiting. */
 bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline);
-/* hl_store_config.wait_begin, wait_end. */
-void hl__mysql_wait_begin(const hl__mysql_store *store);
-void hl__mysql_wait_end(const hl__mysql_store *store);
 /* Sends without waiting; the answer is outstanding. */
 int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size, hl_error *error);
 int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error);
 /* Reads the outstanding answer: as hl_store_ops.settle. */
 int hl__mysql_settle(hl__mysql_session *session, int64_t deadline, hl_error *error);
+/* Does the same, but HL_ECONNECTION, with that message, where no answer has come. */
+#define HL__MYSQL_LATE "the server did not answer in time"
+#define HL__MYSQL_UNANSWERED "the server has not answered the last release"
+int hl__mysql_settle_late(hl__mysql_session *session, int64_t deadline, const char *late,
+                          hl_error *error);
 /* Sends a query and waits for its result until session->patience. *result may be NULL (no rows).
    Nothing is outstanding. HL_OK or the status of hl__mysql_error; HL_ECONNECTION when the server
    does not answer. A SELECT gets a limit at the server, HL__MYSQL_ANSWER_MS sooner for the

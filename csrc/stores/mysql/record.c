@@ -24,11 +24,8 @@
 /* ---------------------------------------------------------------- shared */
 
 int hl__mysql_begin(hl__mysql_session *session, int64_t deadline, hl_error *error) {
-  int status = hl__mysql_settle(session, deadline, error);
   session->patience = deadline;
-  return status == HL_TIMEOUT
-             ? hl__error(error, HL_ECONNECTION, "the server has not answered the last release")
-             : status;
+  return hl__mysql_settle_late(session, deadline, HL__MYSQL_UNANSWERED, error);
 }
 
 int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n, uint64_t *affected,

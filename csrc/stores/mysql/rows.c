@@ -65,10 +65,8 @@ static int keep_alive_begin(hl__mysql_session *session, int64_t *sent, hl_error 
   int64_t hold_timeout = session->store->config->hold_timeout;
   if (hl__boot_ms() - *sent < hold_timeout / 4) return HL_OK;
   int status = session->base.store->ops->renew(&session->base, sent, error);
-  if (status == HL_OK) status = hl__mysql_settle(session, hl__now_ms() + hold_timeout, error);
-  return status == HL_TIMEOUT
-             ? hl__error(error, HL_ECONNECTION, "the server did not answer in time")
-             : status;
+  if (status) return status;
+  return hl__mysql_settle_late(session, hl__now_ms() + hold_timeout, HL__MYSQL_LATE, error);
 }
 
 /* The statement that shows observers again what is held, once an extend has failed; behind it
@@ -98,9 +96,10 @@ static int extend_undo(hl__mysql_session *session, const held *before, hl_grant 
   int64_t sent = hl__boot_ms();
   int status = hl__mysql_send(session, statement->data, statement->used, error);
   if (status == HL_OK)
-    status = hl__mysql_settle(session, hl__now_ms() + session->store->config->hold_timeout, error);
+    status = hl__mysql_settle_late(session, hl__now_ms() + session->store->config->hold_timeout,
+                                   HL__MYSQL_LATE, error);
   if (status == HL_OK) grant->sent_ms = sent;
-  return status == HL_TIMEOUT ? HL_ECONNECTION : status;
+  return status;
 }
 
 /* MariaDB shows open transactions as they were up to 100 ms ago. So this takes the tag back with
@@ -196,10 +195,8 @@ static int reason_find(hl__mysql_session *session, const hl_request *request, co
 
 static int rolled_back(hl__mysql_session *session, hl_error *error) {
   int status = hl__mysql_rollback_send(session, error);
-  if (status == HL_OK) status = hl__mysql_settle(session, hl__now_ms() + HL__TRY_MS, error);
-  return status == HL_TIMEOUT
-             ? hl__error(error, HL_ECONNECTION, "the server did not answer in time")
-             : status;
+  if (status) return status;
+  return hl__mysql_settle_late(session, hl__now_ms() + HL__TRY_MS, HL__MYSQL_LATE, error);
 }
 
 /* A waiter behind a lease keeps its rows, and the holder of an update lease may want one of

@@ -402,7 +402,7 @@ int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
   if (status == HL_OK) {
     status = hl__mysql_verify(*session, error);
     if (status == HL_TIMEOUT) /* a wait for the table's metadata lock, say */
-      status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
+      status = hl__error(error, HL_ECONNECTION, HL__MYSQL_LATE);
   }
   if (status) {
     hl__mysql_disconnect(*session);

@@ -19,22 +19,6 @@
 #define ROW_MAX 16     /* "15.2147483647x," */
 #define NUMBERS_MAX 64 /* time, pid, mode and separators */
 
-/* By hand: each acquisition writes a tag, and printf took a tenth of the client's time. The
-   caller sees to the room. */
-static char *put_text(char *at, const char *text) {
-  while (*text) *at++ = *text++;
-  return at;
-}
-
-static char *put_number(char *at, uint64_t number) {
-  char digits[20];
-  int n = 0;
-  do digits[n++] = (char)('0' + number % 10);
-  while (number /= 10);
-  while (n > 0) *at++ = digits[--n];
-  return at;
-}
-
 size_t hl__mysql_tag_room(const hl__mysql_session *session, const hl_request *request) {
   const hl_store_config *config = session->store->config;
   size_t room = NUMBERS_MAX + strlen(config->application) + strlen(config->host) +
@@ -45,26 +29,26 @@ size_t hl__mysql_tag_room(const hl__mysql_session *session, const hl_request *re
 
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   const hl_store_config *config = session->store->config;
-  char *at = put_text(session->tag, "2" SEPARATOR);
-  at = put_number(at, (uint64_t)hl__unix_ms());
+  char *at = stpcpy(session->tag, "2" SEPARATOR);
+  at = hl__put_number(at, (uint64_t)hl__unix_ms());
   *at++ = SEPARATOR[0];
-  at = put_text(at, config->application);
+  at = stpcpy(at, config->application);
   *at++ = SEPARATOR[0];
-  at = put_text(at, config->host);
+  at = stpcpy(at, config->host);
   *at++ = SEPARATOR[0];
-  at = put_number(at, (uint64_t)config->pid);
+  at = hl__put_number(at, (uint64_t)config->pid);
   *at++ = SEPARATOR[0];
   *at++ = hl__mode_letter(request->mode);
   *at++ = SEPARATOR[0];
-  at = put_text(at, request->path);
+  at = stpcpy(at, request->path);
   *at++ = SEPARATOR[0];
   at += hl__escape(at, LABEL_MAX, request->label ? request->label : "", request->label_size);
   *at++ = SEPARATOR[0];
   const char *end = session->tag + session->tag_capacity - ROW_MAX;
   for (size_t i = 0; i < request->recorded_n && at <= end; i++) {
-    at = put_number(at, request->recorded[i].level);
+    at = hl__put_number(at, request->recorded[i].level);
     *at++ = '.';
-    at = put_number(at, request->recorded[i].bucket);
+    at = hl__put_number(at, request->recorded[i].bucket);
     *at++ = hl__mode_letter((hl_mode)request->recorded[i].mode);
     *at++ = ',';
   }

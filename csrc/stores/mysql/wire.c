@@ -108,10 +108,7 @@ void hl__sigpipe_end(hl__sigpipe guard, bool failed) {
 
 bool hl__mysql_readable(const hl__mysql_session *session) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN};
-  int n;
-  do n = poll(&p, 1, 0);
-  while (n < 0 && errno == EINTR);
-  return n > 0;
+  return hl__poll(session->store->config, &p, 1, 0) > 0;
 }
 
 /* While only a part of an answer has come, the socket stays readable. Without a descriptor that
@@ -157,14 +154,6 @@ static bool answer_complete(const hl__mysql_session *session, bool ended) {
   return ioctl(session->fd, FIONREAD, &waiting) == 0 && (size_t)waiting >= at;
 }
 
-void hl__mysql_wait_begin(const hl__mysql_store *store) {
-  if (store->config->wait_begin) store->config->wait_begin();
-}
-
-void hl__mysql_wait_end(const hl__mysql_store *store) {
-  if (store->config->wait_end) store->config->wait_end();
-}
-
 /* A descriptor that tells of each part that comes, as it is triggered by edges. -1: none. A
    forked child may keep the descriptor: it does not keep the connection open. */
 static int parts_open(int fd) {
@@ -181,22 +170,17 @@ bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline) 
   struct pollfd p = {.fd = session->fd, .events = POLLIN | POLLRDHUP};
   int parts = -1;
   bool complete = false;
-  for (;;) {
+  while (hl__poll(session->store->config, &p, 1, deadline) > 0) {
     struct epoll_event event = {0};
-    int64_t left = deadline ? hl__left_ms(deadline) : 0;
-    int ms = left > INT32_MAX ? -1 : (int)left;
-    /* Without a wait the caller may hold a mutex. */
-    if (left) hl__mysql_wait_begin(session->store);
-    int n = parts < 0 ? poll(&p, 1, ms) : epoll_wait(parts, &event, 1, ms);
-    int failure = errno;
-    if (left) hl__mysql_wait_end(session->store);
-    if (n < 0 && failure == EINTR) continue;
-    if (n <= 0) break;
+    if (parts >= 0) (void)epoll_wait(parts, &event, 1, 0);
     bool ended = parts < 0 ? p.revents & ~POLLIN : (event.events & ~(uint32_t)EPOLLIN) != 0;
     complete = answer_complete(session, ended);
-    if (complete || left == 0) break;
+    if (complete || hl__left_ms(deadline) == 0) break;
     if (parts < 0) parts = parts_open(session->fd);
-    if (parts >= 0) continue;
+    if (parts >= 0) {
+      p.fd = parts;
+      continue;
+    }
     const struct timespec part = {.tv_nsec = PART_NS};
     (void)nanosleep(&part, NULL);
   }
@@ -267,6 +251,12 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline, hl_error *err
   return HL_OK;
 }
 
+int hl__mysql_settle_late(hl__mysql_session *session, int64_t deadline, const char *late,
+                          hl_error *error) {
+  int status = hl__mysql_settle(session, deadline, error);
+  return status == HL_TIMEOUT ? hl__error(error, HL_ECONNECTION, "%s", late) : status;
+}
+
 /* A SELECT with a limit of its own: see hl__mysql_query. */
 static int query_send(hl__mysql_session *session, const char *sql, size_t size, hl_error *error) {
   static const char select[] = "SELECT";
@@ -295,7 +285,7 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MY
   int status = query_send(session, sql, size, error);
   if (status) return status;
   if (!hl__mysql_answer_await(session, session->patience))
-    return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
+    return hl__error(error, HL_ECONNECTION, HL__MYSQL_LATE);
   session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(session->mysql) != 0;
@@ -359,7 +349,7 @@ int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
   if (status) return status;
   if (plain) session->answers = sent;
   if (!hl__mysql_answer_await(session, session->patience))
-    return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
+    return hl__error(error, HL_ECONNECTION, HL__MYSQL_LATE);
   session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(mysql) != 0;

@@ -47,15 +47,6 @@ static char *put_field(char *at, size_t size, const char *text) {
   return at;
 }
 
-static char *put_number(char *at, uint64_t number) {
-  char digits[20];
-  int n = 0;
-  do digits[n++] = (char)('0' + number % 10);
-  while (number /= 10);
-  while (n > 0) *at++ = digits[--n];
-  return at;
-}
-
 void hl__pg_tag(const hl__pg_session *session, const hl_request *request,
                 char tag[HL__PG_TAG_MAX]) {
   const hl_store_config *config = session->store->config;
@@ -63,9 +54,9 @@ void hl__pg_tag(const hl__pg_session *session, const hl_request *request,
   if (request->label_size)
     (void)hl__escape(label, sizeof label, request->label, request->label_size);
   char *at = stpcpy(tag, BEGINNING);
-  at = put_number(at, (uint64_t)hl__unix_ms());
+  at = hl__put_number(at, (uint64_t)hl__unix_ms());
   *at++ = '|';
-  at = put_number(at, (uint64_t)config->pid);
+  at = hl__put_number(at, (uint64_t)config->pid);
   *at++ = '|';
   *at++ = hl__mode_letter(request->mode);
   *at++ = '|';
