@@ -221,6 +221,8 @@ support.each_server(function(server)
         assert_code("not_provisioned", manager:acquire(R1))
         assert_code("not_provisioned", manager:acquire(R1, { ttl = LONG }))
       end
+      local _, err = manager:acquire(R1)
+      assert.matches(("a row is missing in table %s_gate; run `hierlock provision`"):format(stem), err.message, 1, true)
       assert.equal(0, leases())
     end)
 

@@ -19,15 +19,16 @@ static int missing(hl__mysql_session *session, const hl_row *rows, size_t n, hl_
   if (!error || hl__mysql_settle(session, hl__now_ms() + 1000, NULL) != HL_OK)
     return HL_ENOT_PROVISIONED;
   session->patience = hl__now_ms() + 1000;
-  for (size_t i = 0; i < n; i++) {
+  bool there = true;
+  for (size_t i = 0; there && i < n; i++) {
     char sql[256];
-    MYSQL_RES *result;
+    MYSQL_RES *result = NULL;
     int size = snprintf(sql, sizeof sql, "SELECT 1 FROM %s WHERE level=%d AND bucket=%" PRIu64,
                         table, hl__sql_level(rows[i].level), rows[i].bucket);
-    if (hl__mysql_query(session, sql, (size_t)size, &result, NULL) || !result) break;
-    bool there = mysql_num_rows(result) > 0;
+    bool asked = !hl__mysql_query(session, sql, (size_t)size, &result, NULL) && result;
+    there = asked && mysql_num_rows(result) > 0;
     mysql_free_result(result);
-    if (there) continue;
+    if (there || !asked) continue;
     (void)hl__error(error, HL_ENOT_PROVISIONED,
                     "the row of level %d, bucket %" PRIu64
                     " is missing in table %s%s; run `hierlock provision%s`",
@@ -36,8 +37,10 @@ static int missing(hl__mysql_session *session, const hl_row *rows, size_t n, hl_
                     hl__is_update_row(&rows[i]) ? " --updates" : "");
     error->level = (int)(rows[i].level & (HL_LEVEL_UPDATE - 1));
     error->bucket = (uint32_t)rows[i].bucket;
-    break;
   }
+  if (there && session->store->leased)
+    (void)hl__error(error, HL_ENOT_PROVISIONED,
+                    "a row is missing in table %s; run `hierlock provision`", session->store->gate);
   (void)hl__mysql_rollback_send(session, NULL);
   return HL_ENOT_PROVISIONED;
 }
