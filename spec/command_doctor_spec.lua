@@ -1,6 +1,6 @@
 --- `hierlock doctor`, as an operator runs it: it names the faults of a real store, and its printed line mends them
 -- when it is run.
--- Parts: stores redis memcached sqlite
+-- Parts: a_space ceases_to_answer stores redis memcached sqlite
 
 local uv = require "luv"
 local json = require "dkjson"

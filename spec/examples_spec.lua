@@ -1,6 +1,7 @@
 -- The examples, each run by the command lines that its opening comment prints, as a user would type them: `lua` is
 -- the Lua that the specs run on, `cc` takes no warning, and files are made in a scratch directory that looks like a
 -- checkout.
+-- Parts: stores
 
 local uv = require "luv"
 local hierlock = require "hierlock"

@@ -1,6 +1,6 @@
 --- The claims of docs/security.md and docs/false-servers.md about PostgreSQL, where no other spec shows them: servers
 -- that are not what they seem, the bytes that are sent to them, and the powers of other roles on a real server.
--- Parts: postgresql
+-- Parts: without_end postgresql
 
 local uv = require "luv"
 local attach = require "hierlock.attach"

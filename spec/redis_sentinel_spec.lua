@@ -1,5 +1,5 @@
 -- redis+sentinel://: a master, a replica that may lag, and three sentinels, all of this spec's own.
--- Parts: lose_grants a_replica_has fail_over_that_was
+-- Parts: lose_grants a_replica_has fail_over_that_was killed_master
 
 local hierlock = require "hierlock"
 local program = require "spec.support.command"

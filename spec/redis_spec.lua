@@ -1,5 +1,6 @@
 -- Trouble of Redis and Valkey alone: servers that would not exclude, that forget, scripts that are forgotten, wake-ups,
 -- privileges. leases_spec, scenarios_spec, loop_spec have the duties that they share with other stores.
+-- Parts: restarted
 
 local hierlock = require "hierlock"
 local program = require "spec.support.command"
