@@ -158,17 +158,6 @@ describe("Memcached", function()
       end
     end)
 
-    it("has tokens that grow, though everything was forgotten", function()
-      local last = ""
-      for _ = 1, 3 do
-        local handle = assert(manager:acquire(R1))
-        assert.is_true(handle.token > last)
-        last = handle.token
-        store.say "flush_all"
-        support.sleep(1.1) -- beyond one tick of its clock
-      end
-    end)
-
     -- -------------------------------------------------------------- what is left over
 
     it("keeps no more than the document, and that does not grow", function()
@@ -330,16 +319,7 @@ describe("Memcached", function()
       assert_code("mismatch", hierlock.open("memcached://" .. store.host .. ":" .. store.port .. ",127.0.0.1:1"))
     end)
 
-    -- ------------------------------------------------------- when it forgets, or is gone
-
-    it("forgets by flush_all: the next one is let in, and the holder hears of it", function()
-      local handle = assert(manager:acquire(R1, { ttl = LONG }))
-      store.say "flush_all"
-      local taken_ = assert(other:acquire(R1, { ttl = LONG, timeout = 0 }))
-      assert_code("lost", handle:check())
-      assert.is_false(handle:is_held())
-      assert.is_true(taken_:check())
-    end)
+    -- ------------------------------------------------------- when it forgets
 
     it("tells a holder whose document alone was forgotten, at his refresh", function()
       local handle = assert(manager:acquire(R1, { ttl = LONG }))
@@ -412,19 +392,6 @@ describe("Memcached", function()
       between.deliver(releases)
       assert.is_true(peer:result())
       assert.is_true(peer:call "return handles.pending:wait(5):check()")
-    end)
-
-    it("lets waiters queue again that it has forgotten", function()
-      local handle = assert(manager:acquire(R1, { ttl = LONG }))
-      local peer = support.process(store)
-      peer:acquire("lock", "acquire", R1)
-      support.wait_for_waiters(store, R1)
-      store.say "flush_all"
-      assert.is_true(peer:result())
-      assert_code("lost", handle:check())
-      taken(R1)
-      peer:release "lock"
-      free(R1)
     end)
 
     -- Clients that read the document strike out every entry that does not live.

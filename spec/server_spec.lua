@@ -4,8 +4,13 @@
 --            mariadb memcached mysql postgresql redis sqlite
 --   hang      yes     yes       yes   yes        yes   yes
 --   restart   yes     yes       yes   yes        yes   -
+--   forget    -       yes       -     -          yes   -
 --   cut       yes     yes       yes   yes        yes   -
 --   restart, sqlite: it has no server
+--   forget, mariadb: it keeps its tables
+--   forget, mysql: it keeps its tables
+--   forget, postgresql: it keeps its tables
+--   forget, sqlite: it has no server
 --   cut, sqlite: it has no server
 -- Parts: restart cut mysql mariadb postgresql redis memcached sqlite
 
@@ -13,7 +18,7 @@ local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 local uv = require "luv"
 
-local THEMES = { "hang", "restart", "cut" }
+local THEMES = { "hang", "restart", "forget", "cut" }
 
 local R1, LONG = { "u1", "a1", "r1" }, 60
 -- How much later than its timeout a call may return; on a server that holds session locks.
@@ -265,6 +270,40 @@ local function restart(store, kinds)
   end
 end
 
+-- ------------------------------------------------------------------ forget
+
+-- A server that is emptied, with a store that grants again at once.
+local function forget(store, kinds)
+  it("lets the next one in, its holder hears of that, waiters queue again, and tokens grow", function()
+    local manager, other = support.open(store), support.open(store)
+    local last = ""
+    for _, waits in ipairs { true, true, false } do
+      local lost = assert(manager:acquire(R1, kinds.lease))
+      local peer = support.process(store)
+      if waits then
+        peer:acquire("lock", "acquire", R1, kinds.lease)
+        support.wait_for_waiters(store, R1)
+      end
+      store.themes.forget.empty(store)
+      if not waits then peer:acquire("lock", "acquire", R1, { ttl = LONG, timeout = 0 }) end
+      assert.is_true(peer:result())
+      local token = peer:call "return handles.lock.token"
+      assert_code("lost", lost:check())
+      assert.is_false(lost:is_held())
+      assert.is_true(peer:call "return handles.lock:check()")
+      assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+      -- A waiter may be let in within the tick of the server's clock in which that forgot the token.
+      assert.is_true(lost.token > last and (waits or token > lost.token), token)
+      last = token > lost.token and token or lost.token
+      peer:release "lock"
+      assert(free(assert(other:acquire(R1, { timeout = 0 }))))
+      support.close_peers()
+    end
+    manager:close()
+    other:close()
+  end)
+end
+
 -- --------------------------------------------------------------------- cut
 
 -- The network goes silent, is slow, or loses a connection; a client's last words may come to the server late.
@@ -432,6 +471,7 @@ support.each_troubled_store(function(plain)
   end
 
   if store.control then theme("restart", restart) end
+  theme("forget", forget)
 
   theme("cut", cut)
 end)

@@ -86,6 +86,7 @@ end
 --   dialect          how it is spoken to: mysql and mariadb (known when a spec has prepared the store), postgresql
 --   themes           of server_spec.lua, by their names: why the store has it not, or true, or what the theme needs:
 --     restart        keeps: leases are there afterwards
+--     forget         empty(store): has the server forget all
 --     cut            quit: what a client says last; recall: words of what takes a grant back that was not answered;
 --                    resumes: such a grant is found again by who asked for it
 --   make(store, support)

@@ -7,7 +7,10 @@ local TABLE = "hierlock_spec_buckets"
 
 local mysql = {
   server = true, table = TABLE,
-  themes = { hang = true, restart = { keeps = true }, cut = { quit = "\1\0\0\0\1", recall = "INSERT INTO" } },
+  themes = {
+    hang = true, restart = { keeps = true }, forget = "it keeps its tables",
+    cut = { quit = "\1\0\0\0\1", recall = "INSERT INTO" },
+  },
 }
 
 local function read_file(name)

@@ -4,7 +4,10 @@ local sql = require "spec.support.sql"
 
 local postgresql = {
   server = true, unbucketed = true, dialect = "postgresql",
-  themes = { hang = true, restart = { keeps = true }, cut = { quit = "X\0\0\0\4", recall = "ON CONFLICT" } },
+  themes = {
+    hang = true, restart = { keeps = true }, forget = "it keeps its tables",
+    cut = { quit = "X\0\0\0\4", recall = "ON CONFLICT" },
+  },
 }
 
 --- Makes the tables of leases on PostgreSQL, as `hierlock provision --leases` does, for all.

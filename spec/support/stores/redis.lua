@@ -4,7 +4,10 @@ local redis_cli = require "spec.support.redis_cli"
 
 local redis = {
   server = true, leases_only = true, unbucketed = true,
-  themes = { hang = true, restart = { keeps = false }, cut = { quit = "QUIT\r\n" } },
+  themes = {
+    hang = true, restart = { keeps = false }, cut = { quit = "QUIT\r\n" },
+    forget = { empty = function(store) store.cli "FLUSHALL" end },
+  },
 }
 
 function redis.make(store)

@@ -4,7 +4,7 @@ local uv = require "luv"
 
 local sqlite = {
   leases_only = true, unbucketed = true,
-  themes = { hang = true, restart = "it has no server", cut = "it has no server" },
+  themes = { hang = true, restart = "it has no server", forget = "it has no server", cut = "it has no server" },
 }
 
 function sqlite.make(store, support)
