@@ -401,8 +401,11 @@ int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
   int status = hl__mysql_connect(store, deadline, session, error);
   if (status == HL_OK) {
     status = hl__mysql_verify(*session, error);
-    if (status == HL_TIMEOUT) /* a wait for the table's metadata lock, say */
-      status = hl__error(error, HL_ECONNECTION, HL__MYSQL_LATE);
+    bool late = status == HL_ECONNECTION && hl__left_ms((*session)->patience) == 0;
+    if (status == HL_TIMEOUT || late)
+      status = hl__error(error, HL_ECONNECTION,
+                         "the server let us log in, but did not answer in time: it hangs, or an "
+                         "administrator has locked its tables (LOCK TABLES)");
   }
   if (status) {
     hl__mysql_disconnect(*session);
