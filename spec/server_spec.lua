@@ -143,6 +143,15 @@ local function hang(store, way, kinds)
     end)
   end
 
+  it("keeps a refresh no longer than until a lease ends that ends soon", function()
+    local handle = assert(manager:acquire(R1, { ttl = 0.4, auto_refresh = false }))
+    in_silence(function()
+      local left = handle:remaining()
+      local took = timed(function() return handle:refresh() end)
+      assert.is_true(took < left + BUSY, took)
+    end)
+  end)
+
   it("answers an import, which has no timeout, within " .. LATER .. " s", function()
     local text = assert(assert(manager:acquire({ "u3" }, { ttl = LONG, auto_refresh = false })):export())
     in_silence(function()
