@@ -19,6 +19,27 @@ typedef struct hll_header {
 } hll_header;
 _Static_assert(sizeof(hll_header) % 8 == 0, "what follows is aligned as Lua aligns");
 
+/* Like luaL_setfuncs with no upvalues, into the table on the top. */
+static inline void hll_setfuncs(lua_State *L, const luaL_Reg *functions) {
+  for (; functions->name; functions++) {
+    lua_pushcfunction(L, functions->func);
+    lua_setfield(L, -2, functions->name);
+  }
+}
+
+/* Makes the class, and pushes its metatable and the table of its methods, which is its __index. */
+static inline void hll_class_new(lua_State *L, const char *class, const luaL_Reg *metamethods,
+                                 const luaL_Reg *methods) {
+  (void)luaL_newmetatable(L, class);
+  hll_setfuncs(L, metamethods);
+  lua_pushstring(L, class);
+  lua_setfield(L, -2, "__name");
+  lua_newtable(L);
+  hll_setfuncs(L, methods);
+  lua_pushvalue(L, -1);
+  lua_setfield(L, -3, "__index");
+}
+
 /* Pushes a userdata of the class, and returns its memory, all zero. */
 static inline void *hll_newuserdata(lua_State *L, const char *class, size_t size) {
 #if LUA_VERSION_NUM >= 504
@@ -63,14 +84,6 @@ static inline size_t hll_rawlen(lua_State *L, int index) {
 #else
   return lua_objlen(L, index);
 #endif
-}
-
-/* Like luaL_setfuncs with no upvalues, into the table on the top. */
-static inline void hll_setfuncs(lua_State *L, const luaL_Reg *functions) {
-  for (; functions->name; functions++) {
-    lua_pushcfunction(L, functions->func);
-    lua_setfield(L, -2, functions->name);
-  }
 }
 
 /* Returns the memory of the userdata, and NULL for any value that hll_newuserdata has not made for

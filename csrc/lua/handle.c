@@ -439,12 +439,7 @@ static const luaL_Reg metamethods[] = {
 };
 
 void hll_handle_register(lua_State *L) {
-  (void)luaL_newmetatable(L, HLL_HANDLE);
-  hll_setfuncs(L, metamethods);
-  lua_pushstring(L, HLL_HANDLE);
-  lua_setfield(L, -2, "__name");
-  lua_newtable(L);
-  hll_setfuncs(L, methods);
+  hll_class_new(L, HLL_HANDLE, metamethods, methods);
   hll_setfuncs(L, hll_handle_calls);
   lua_pushvalue(L, -1);
   lua_setfield(L, -3, "methods"); /* for hierlock's own Lua code */

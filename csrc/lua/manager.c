@@ -638,15 +638,9 @@ static const luaL_Reg metamethods[] = {
 };
 
 void hll_manager_register(lua_State *L) {
-  (void)luaL_newmetatable(L, HLL_MANAGER);
-  hll_setfuncs(L, metamethods);
-  lua_pushstring(L, HLL_MANAGER);
-  lua_setfield(L, -2, "__name");
-  lua_newtable(L);
-  hll_setfuncs(L, methods);
+  hll_class_new(L, HLL_MANAGER, metamethods, methods);
   hll_setfuncs(L, hll_acquire_methods);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  lua_pop(L, 2);
 }
 
 static int manager_plan_option(lua_State *L, const char *name, void *context) {

@@ -230,14 +230,8 @@ static const luaL_Reg metamethods[] = {
 };
 
 void hll_pending_register(lua_State *L) {
-  (void)luaL_newmetatable(L, HLL_PENDING);
-  hll_setfuncs(L, metamethods);
-  lua_pushstring(L, HLL_PENDING);
-  lua_setfield(L, -2, "__name");
-  lua_newtable(L);
-  hll_setfuncs(L, methods);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  hll_class_new(L, HLL_PENDING, metamethods, methods);
+  lua_pop(L, 2);
 }
 
 /* Returns whether the method is to start its call instead of waiting for it. */

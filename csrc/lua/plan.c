@@ -248,12 +248,6 @@ int hll_plan_new(lua_State *L) {
 }
 
 void hll_plan_register(lua_State *L) {
-  (void)luaL_newmetatable(L, HLL_PLAN);
-  hll_setfuncs(L, metamethods);
-  lua_pushstring(L, HLL_PLAN);
-  lua_setfield(L, -2, "__name");
-  lua_newtable(L);
-  hll_setfuncs(L, methods);
-  lua_setfield(L, -2, "__index");
-  lua_pop(L, 1);
+  hll_class_new(L, HLL_PLAN, metamethods, methods);
+  lua_pop(L, 2);
 }

@@ -49,10 +49,6 @@ static void begin_call(hl__redis_call *call, const hl__redis_session *session,
   hl__redis_id(call, terms->holder);
 }
 
-static void token_add(hl__redis_call *call, const hl_lease_terms *terms) {
-  hl__redis_number(call, (int64_t)(terms->token >> 8));
-}
-
 /* Adds the key of the server's memory, and the run id of the session's server: empty where the
    DSN wants no quarantine. */
 static void memory_add(hl__redis_call *call, const hl__redis_session *session, uint64_t place) {
@@ -74,7 +70,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   hl__redis_number(&call, ttl);
   hl__redis_number(&call, (int64_t)terms->turn);
   memory_add(&call, session, terms->place);
-  token_add(&call, terms);
+  hl__redis_number(&call, (int64_t)(terms->token >> 8));
   status = run(session, &call, deadline, &reply, error);
   *sent_ms = call.sent_ms;
   if (status) return status;
@@ -91,7 +87,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   int status = begin_at(base, terms->place, deadline, &session, error);
   if (status) return status;
   begin_call(&call, session, HL__REDIS_INSPECT, terms);
-  token_add(&call, terms);
+  hl__redis_number(&call, (int64_t)(terms->token >> 8));
   status = run(session, &call, deadline, &reply, error);
   if (status) return status;
   *left_ms = hl__redis_reply_number(reply, 1);
