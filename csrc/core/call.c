@@ -142,8 +142,8 @@ int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout) {
                    (double)timeout / 1000);
 }
 
-/* Says what was not granted, and how long it was waited for, instead of what
-   the store's statement said; its errno and SQLSTATE stay. */
+/* Makes the error say what was not granted, and how long the caller waited, instead of what the
+   store's statement said. The store's errno and SQLSTATE stay. */
 static void timeout_say(hl_error *error, const hl_plan *plan, int64_t timeout) {
   if (!error) return;
   hl_error before = *error;
@@ -184,8 +184,8 @@ static int connection_take(hl__call *call, const hl_request *request, bool fresh
 /* Sets the deadline of the store's next piece of waiting, which takes `longest` ms,
    or what the core allows at most. The keeper watches it, from now on: the store has answered soon
    afterwards, and by `limit`, or hangs. Time that went into connecting is not the server's. False:
-   nobody wants it any more. Whoever comes to that view from now on finds the connection, and
-   interrupts it. */
+   the call is given up. A thread that gives it up from now on finds the connection, and interrupts
+   it. */
 static bool piece_begin(hl__call *call, hl__connection *connection, int64_t deadline,
                         int64_t longest, int64_t limit, hl_request *request)
     HL__REQUIRES(hl__manager_mutex) {
@@ -243,8 +243,8 @@ static int lease_granted(hl__call *call, hl__connection *connection, const hl_gr
   call->lock->hold.token = grant->token;
   call->lease->span = (hl__span){hl__now_us(), hl__plan_level(call->lock->plan)};
   if (hl__lease_begin(call->lease, grant)) return HL_OK;
-  /* Closed while the connection was put back: nobody gets a handle. Whose text was
-     imported has it still. */
+  /* Where the manager was closed while the connection was put back, the caller gets no handle. The
+     program whose text was imported has that still. */
   bool closed = call->manager->closed;
   if (!closed || !call->adopts) hl__lease_undo(call->lease);
   return closed ? hl__manager_closed_error(error) : hl__lease_late_error(error);
@@ -322,7 +322,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
                      hl__plan_level(call->lock->plan));
       return HL_OK;
     }
-    /* Should it try again, nobody else takes its room meanwhile. */
+    /* So that no other call takes its room before it tries again. */
     if (wanted && call->by_worker && scarce) hl__pool_reserve(manager, &call->reserved);
     if (!wanted || overrun || status == HL_ECONNECTION) {
       bool again = repairs(call, connection, repaired, limit);
