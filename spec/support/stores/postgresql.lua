@@ -45,7 +45,10 @@ function postgresql.make(store)
   function store.prepare()
     if store.prepared then return end
     store.prepared = true
-    if store.root() then postgresql.lease_tables(store.root()) end
+    if not store.root() then return end
+    -- Leases of an earlier file would keep the gate open.
+    store.root():query "DROP TABLE IF EXISTS public.hier_lock_leases, public.hier_lock_lease_rows"
+    postgresql.lease_tables(store.root())
   end
 end
 
