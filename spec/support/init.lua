@@ -455,8 +455,9 @@ function peer_methods:start(chunk, ...)
 end
 
 local function checked(ok, ...)
-  if not ok then error("in the peer: " .. tostring((...)), 0) end
-  return ...
+  if ok then return ... end
+  local err = ...
+  error("in the peer: " .. tostring(type(err) == "table" and err.message or err), 0)
 end
 
 --- Waits for the results of the last chunk; raises its error.
