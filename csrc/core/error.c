@@ -184,7 +184,9 @@ static size_t escape(char *out, size_t size, const char *data, size_t n, escape_
       }
       break;
     }
-    if (length) {
+    if (length == 1) {
+      out[used] = data[i];
+    } else if (length) {
       memcpy(out + used, s + i, length);
     } else {
       memcpy(out + used, before, digits);
