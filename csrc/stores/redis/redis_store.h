@@ -273,8 +273,8 @@ int hl__redis_verify(hl__redis_session *session, int64_t deadline, hl_error *err
 
 /* HL_ECONNECTION: the connection has ended. */
 int hl__redis_gone(const hl__redis_session *session, hl_error *error);
-/* Translates an answer that is an error. */
-int hl__redis_error(const char *said, hl_error *error);
+/* Translates an answer that is an error, and notes what it says of a slot's move. */
+int hl__redis_error(hl__redis_session *session, const char *said, hl_error *error);
 /* Queues a command; hl__redis_flush sends as much as it can without blocking. */
 int hl__redis_queue(hl__redis_session *session, size_t n, const char *const *words,
                     const size_t *sizes, hl_error *error);

@@ -234,6 +234,7 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t
                        bool interruptible, redisReply **reply, hl_error *error) {
   call->sent_ms = hl__boot_ms();
   *reply = NULL;
+  session->moving = false;
   int status = send_digest(session, call, error);
   if (status == HL_OK) status = run(session, deadline, interruptible, reply, error);
   if (status == HL_OK && (*reply)->type == REDIS_REPLY_ERROR &&
@@ -250,15 +251,8 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t
   if (refused) call->sent_ms = 0;
   /* The answer may still come, and must not be taken for another's. */
   if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
-  if (status) return status;
-  session->moving = false;
-  if (!refused) return HL_OK;
-  status = hl__redis_error((*reply)->str, error);
-  const char *said = (*reply)->str;
-  session->moving = session->store->cluster &&
-                    (strncmp(said, "MOVED", 5) == 0 || strncmp(said, "ASK", 3) == 0 ||
-                     strncmp(said, "TRYAGAIN", 8) == 0 || strstr(said, "non local key"));
-  if (session->store->hint) session->store->hint(session, said);
+  if (status || !refused) return status;
+  status = hl__redis_error(session, (*reply)->str, error);
   freeReplyObject(*reply);
   *reply = NULL;
   return status;

@@ -23,13 +23,9 @@ static bool begins(const char *text, const char *word) {
 
 /* Messages that say that another connection, or a later try, may succeed. */
 static bool is_of_connection(const char *said) {
-  static const char *const words[] = {
-      "READONLY", "LOADING",   "MASTERDOWN", "CLUSTERDOWN",
-      "TRYAGAIN", "UNBLOCKED", "BUSY ",      "ERR max number of clients",
-      NULL};
-  for (const char *const *word = words; *word; word++)
-    if (begins(said, *word)) return true;
-  return false;
+  return begins(said, "READONLY") || begins(said, "LOADING") || begins(said, "MASTERDOWN") ||
+         begins(said, "CLUSTERDOWN") || begins(said, "UNBLOCKED") || begins(said, "BUSY ") ||
+         begins(said, "ERR max number of clients");
 }
 
 /* Redis 6.2 says first which script it was: "ERR Error running script (...): ...: -OOM ...". */
@@ -38,16 +34,25 @@ static const char *word_of(const char *said) {
   return at ? at + 3 : said;
 }
 
-int hl__redis_error(const char *text, hl_error *error) {
+/* The slot is being moved, or was. */
+static bool is_of_move(const char *said) {
+  return begins(said, "MOVED") || begins(said, "ASK") || begins(said, "TRYAGAIN") ||
+         strstr(said, "non local key");
+}
+
+int hl__redis_error(hl__redis_session *session, const char *text, hl_error *error) {
   const char *said = word_of(text);
+  bool moves = is_of_move(said);
+  session->moving = moves && session->store->cluster;
+  if (session->store->hint) session->store->hint(session, said);
   if (strstr(said, "OTHERVERSION")) /* amnesia.lua */
     return hl__error(error, HL_ESTORE,
                      "the keys of this prefix were made by another version of "
                      "hierlock: see Upgrading in docs/operations.md");
   int status = HL_ESTORE;
-  const char *hint = "";
+  const char *hint = moves ? " (the slot is being moved, or was)" : "";
   bool retryable = false;
-  if (is_of_connection(said)) {
+  if (moves || is_of_connection(said)) {
     status = HL_ECONNECTION;
     retryable = true;
   } else if (begins(said, "NOAUTH") || begins(said, "WRONGPASS") ||
@@ -57,10 +62,6 @@ int hl__redis_error(const char *text, hl_error *error) {
   } else if (strstr(said, "NOPERM") || strstr(said, "ACL failure") ||
              strstr(said, "can't run this command")) {
     hint = " (docs/security.md lists what the user must be allowed)";
-  } else if (begins(said, "MOVED") || begins(said, "ASK") || strstr(said, "non local key")) {
-    status = HL_ECONNECTION;
-    retryable = true;
-    hint = " (the slot is being moved, or was)";
   } else if (begins(said, "OOM")) {
     hint = " (its memory is full: raise its maxmemory)";
     retryable = true;
@@ -160,7 +161,7 @@ int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
   if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status) return status;
   if ((*reply)->type != REDIS_REPLY_ERROR) return HL_OK;
-  status = hl__redis_error((*reply)->str, error);
+  status = hl__redis_error(session, (*reply)->str, error);
   freeReplyObject(*reply);
   *reply = NULL;
   return status;
@@ -173,14 +174,11 @@ static int settle_one(hl__redis_session *session, int64_t deadline, hl_error *er
     if (status) return status;
     session->outstanding--;
     bool refused = reply->type == REDIS_REPLY_ERROR;
-    if (refused) (void)hl__redis_error(reply->str, error);
-    if (refused && session->store->hint) session->store->hint(session, reply->str);
+    if (refused) (void)hl__redis_error(session, reply->str, error);
     freeReplyObject(reply);
     /* The caller sends it again, on another connection. */
-    if (refused) {
-      if (error) error->status = HL_ECONNECTION;
-      return HL_ECONNECTION;
-    }
+    if (refused && error) error->status = HL_ECONNECTION;
+    if (refused) return HL_ECONNECTION;
   }
   return HL_OK;
 }
