@@ -52,15 +52,27 @@ support.each_leasing_store(function(plain)
 
   setup(store.prepare)
 
+  -- A program that has not opened anything yet.
+  local function newcomer() return support.process(nil) end
+  -- By majority a program opens without a store that takes long to answer, and looks there later.
+  local OPENS = [[
+    local dsns, options = ...
+    options.quorum = "all"
+    local err
+    handles.manager, err = hierlock.open(dsns, options)
+    if not handles.manager then return nil, err.code, err.message end
+    return true
+  ]]
+
   before_each(function()
     a, b, d, e = fresh(), fresh(), fresh(), fresh()
     c = store.server and store.dsn or fresh()
     -- A process may have been killed on a busy machine, or the server may not have answered it at its end. Then it is
     -- present for 30 s more than the longest ttl, plus 2 %.
     support.wait_until(function()
-      local manager = hierlock.open(quorum_of { a, b, c }, store.options)
-      if manager then manager:close() end
-      return manager
+      local opened = newcomer():call(OPENS, { a, b, c }, store.options)
+      support.close_peers() -- which waits until this presence has ended
+      return opened
     end, "the presences of the spec before to end", 40 + 1.02 * LONG)
   end)
 
@@ -80,14 +92,6 @@ support.each_leasing_store(function(plain)
     return
   end
 
-  -- A program that has not opened anything yet.
-  local function newcomer() return support.process(nil) end
-  local OPENS = [[
-    local err
-    handles.manager, err = hierlock.open(...)
-    if not handles.manager then return nil, err.code, err.message end
-    return true
-  ]]
   local function assert_refused(dsns)
     local ok, code, message = newcomer():call(OPENS, dsns, store.options)
     assert.is_nil(ok)
