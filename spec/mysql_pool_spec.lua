@@ -1,5 +1,6 @@
 --- Connections of a manager: their number, their reuse, and the error when there are no more.
 
+local hierlock = require "hierlock"
 local support = require "spec.support"
 
 support.each_server(function(store)
@@ -130,6 +131,25 @@ support.each_server(function(store)
       for _, handle in ipairs(handles) do assert.is_true(handle:release { confirm = true }) end
       assert(manager:acquire { "v1" }):release()
       first:release()
+    end)
+
+    it("says that it may be tried again when its account has no connection left", function()
+      local root = store.root() or pending("no administrator here")
+      local user = "hierlock_few@'127.0.0.1'"
+      root:query("CREATE USER %s IDENTIFIED BY 'few' WITH MAX_USER_CONNECTIONS 1", user)
+      finally(function() root:query("DROP USER " .. user) end)
+      root:query("GRANT SELECT, INSERT, UPDATE, DELETE ON %s.* TO %s", store.bare_dsn:match "//.*/([^?]*)", user)
+      local dsn = store.dsn:gsub("//.-@", "//hierlock_few:few@")
+      local manager = assert(hierlock.open(dsn, store.options))
+      opened[#opened + 1] = manager
+      local first = assert(manager:acquire { "u1" })
+      local none, err = manager:acquire({ "u2" }, { timeout = 1 })
+      assert.is_nil(none)
+      assert.matches("max_user_connections", err.message)
+      assert.equal("connection", err.code)
+      assert.is_true(err.retryable)
+      assert(first:release { confirm = true })
+      assert(manager:acquire { "u2" }):release()
     end)
   end)
 end)

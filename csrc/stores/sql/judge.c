@@ -109,7 +109,7 @@ static const struct {
     {1290, HL_EUNSAFE_SERVER, 0, ""},             /* an option of the server: read_only */
     {1040, HL_ECONNECTION, HL__MYSQL_FULL, ""},   /* too many connections */
     {1203, HL_ECONNECTION, HL__MYSQL_FULL, ""},   /* too many connections of the user's */
-    {1226, HL_ESTORE, HL__MYSQL_FULL, ""},        /* a limit of the account's */
+    {1226, HL_ECONNECTION, HL__MYSQL_FULL, ""},   /* a limit of the account's */
     {1044, HL_ECONNECTION, HL__MYSQL_DENIED, ""}, /* access denied, to a database */
     {1045, HL_ECONNECTION, HL__MYSQL_DENIED, ""}, /* access denied */
     {1698, HL_ECONNECTION, HL__MYSQL_DENIED, /* access denied: a plugin that takes no password */
