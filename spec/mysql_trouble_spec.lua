@@ -114,7 +114,7 @@ support.each_server(function(store)
     it("is told for each handle, though on_lost raises for the first", function()
       local told = {}
       local manager = open {
-        hold_timeout = 1,
+        hold_timeout = 6,
         on_lost = function(handle)
           told[#told + 1] = handle
           if #told == 1 then error("of on_lost", 0) end
