@@ -45,7 +45,7 @@ struct hl__held {
   uint64_t strand, task, kinds; /* as in hl_options */
   hl_manager *manager;
   const _Atomic(const hl_plan *) *plan; /* the lock's */
-  char where[HL_WHERE_SIZE];            /* hl_options.where; "": not said */
+  const char *where;                    /* hl_options.where; "": not said */
   /* Whether the lock stands, and will for `ms` more unless it is released. `mine`: the caller is
      the agent's own thread. */
   bool (*stands)(hl__held *held, int64_t ms, bool mine);

@@ -46,7 +46,10 @@ static hl__lease *held_lease(const hl__held *held) {
 }
 
 hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options) {
-  hl_lock *lock = calloc(1, sizeof *lock);
+  size_t label = options->label_size, most = sizeof((hl_holder *)0)->label;
+  size_t where = options->where ? strnlen(options->where, HL_WHERE_SIZE - 1) : 0;
+  if (label > most) label = most;
+  hl_lock *lock = calloc(1, sizeof *lock + label + where + 1);
   if (!lock) return NULL;
   lock->plan = hl_plan_copy(plan);
   if (!lock->plan) {
@@ -62,13 +65,10 @@ hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options
   lock->held.kinds = options->kinds;
   lock->held.stands = held_stands;
   lock->held.lease = held_lease;
-  lock->label_size =
-      options->label_size < sizeof lock->label ? options->label_size : sizeof lock->label;
-  if (lock->label_size) memcpy(lock->label, options->label, lock->label_size);
-  if (options->where) {
-    size_t size = strnlen(options->where, sizeof lock->held.where - 1);
-    memcpy(lock->held.where, options->where, size);
-  }
+  lock->label_size = label;
+  if (label) memcpy(lock->texts, options->label, label);
+  if (where) memcpy(lock->texts + label, options->where, where);
+  lock->held.where = lock->texts + label;
   atomic_fetch_add(&manager->references, 1u);
   return lock;
 }

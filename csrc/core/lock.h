@@ -30,11 +30,12 @@ struct hl_lock {
   _Atomic(const hl_plan *) plan;
   const hl_plan *replaced; /* or NULL */
   int64_t waited;
-  /* The label that it was acquired with: observers see it during an upgrade, too. */
-  char label[sizeof((hl_holder *)0)->label];
   size_t label_size;
   _Atomic(hl__occupant *) occupant; /* NULL: the owner may use the lock */
   hl__held held;                    /* in the books of the agent that acquired it */
+  /* The label that it was acquired with, as observers see it during an upgrade, too; then
+     held.where. */
+  char texts[];
 };
 
 /* The lock belongs to the parent of this process. */

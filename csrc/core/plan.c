@@ -40,63 +40,52 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Makes room for `more` elements after the first `used` in a vector that begins inside the plan and
-   moves to the heap once it outgrows that. */
-static bool reserve(void **vector, void *inside, size_t element, size_t used, size_t more,
-                    size_t *capacity) {
-  if (more <= *capacity - used) return true;
-  if (more > SIZE_MAX / element / 2 - used) return false;
-  size_t grown_capacity = *capacity;
-  while (grown_capacity - used < more) grown_capacity *= 2;
-  void *grown = *vector == inside ? malloc(grown_capacity * element)
-                                  : realloc(*vector, grown_capacity * element);
-  if (!grown) return false;
-  if (*vector == inside) memcpy(grown, inside, used * element);
-  *vector = grown;
-  *capacity = grown_capacity;
-  return true;
+/* A plan's rows, targets and bytes lie one behind the other in one block: behind the plan itself, or
+   apart once they outgrow that. */
+static uint64_t block_size(uint64_t rows, uint64_t targets, uint64_t bytes) {
+  return rows * sizeof(hl_row) + targets * sizeof(hl__plan_target) + bytes;
 }
 
-static bool reserve_rows(hl_plan *plan, size_t more) {
-  void *rows = plan->rows;
-  bool ok = reserve(&rows, plan->rows_inside, sizeof *plan->rows, plan->row_count, more,
-                    &plan->row_capacity);
-  plan->rows = rows;
-  return ok;
+static void block_set(hl_plan *plan, void *block, size_t rows, size_t targets, size_t bytes) {
+  plan->rows = block;
+  plan->targets = (hl__plan_target *)(plan->rows + rows);
+  plan->bytes = (char *)(plan->targets + targets);
+  plan->row_capacity = rows;
+  plan->target_capacity = targets;
+  plan->byte_capacity = bytes;
 }
 
-static bool reserve_targets(hl_plan *plan, size_t more) {
-  void *targets = plan->targets;
-  bool ok = reserve(&targets, plan->targets_inside, sizeof *plan->targets, plan->target_count, more,
-                    &plan->target_capacity);
-  plan->targets = targets;
-  return ok;
-}
-
-/* A row has 32 bits for the place of its name. */
-static bool reserve_bytes(hl_plan *plan, size_t more) {
-  if (more > UINT32_MAX - plan->byte_count) return false;
-  void *bytes = plan->bytes;
-  bool ok = reserve(&bytes, plan->bytes_inside, 1, plan->byte_count, more, &plan->byte_capacity);
-  plan->bytes = bytes;
-  return ok;
-}
-
-hl_plan *hl_plan_new(hl_layout *layout) {
-  hl_plan *plan = layout ? malloc(sizeof *plan) : NULL;
+static hl_plan *plan_new(hl_layout *layout, size_t rows, size_t targets, size_t bytes) {
+  hl_plan *plan = layout ? malloc(sizeof *plan + (size_t)block_size(rows, targets, bytes)) : NULL;
   if (!plan) return NULL;
-  plan->layout = hl_layout_ref(layout);
-  plan->rows = plan->rows_inside;
-  plan->row_count = 0;
-  plan->row_capacity = HL__PLAN_ROWS_INSIDE;
-  plan->targets = plan->targets_inside;
-  plan->target_count = 0;
-  plan->target_capacity = HL__PLAN_TARGETS_INSIDE;
-  plan->bytes = plan->bytes_inside;
-  plan->byte_count = 0;
-  plan->byte_capacity = HL__PLAN_BYTES_INSIDE;
-  plan->ordered = true;
+  *plan = (hl_plan){.layout = hl_layout_ref(layout), .ordered = true};
+  block_set(plan, plan->inside, rows, targets, bytes);
   return plan;
+}
+
+hl_plan *hl_plan_new(hl_layout *layout) { return plan_new(layout, 6, 2, 96); }
+
+/* Makes room for so many more. A row has 32 bits for the place of its name; one bit is left for the
+   room to double. */
+static bool reserve(hl_plan *plan, size_t rows, size_t targets, size_t bytes) {
+  if (bytes > UINT32_MAX / 2 - plan->byte_count) return false;
+  if (rows <= plan->row_capacity - plan->row_count &&
+      targets <= plan->target_capacity - plan->target_count &&
+      bytes <= plan->byte_capacity - plan->byte_count)
+    return true;
+  const hl_plan before = *plan;
+  rows = 2 * (plan->row_count + rows);
+  targets = 2 * (plan->target_count + targets);
+  bytes = 2 * (plan->byte_count + bytes);
+  uint64_t size = block_size(rows, targets, bytes);
+  void *block = size <= PTRDIFF_MAX ? malloc((size_t)size) : NULL;
+  if (!block) return false;
+  block_set(plan, block, rows, targets, bytes);
+  memcpy(plan->rows, before.rows, before.row_count * sizeof *plan->rows);
+  memcpy(plan->targets, before.targets, before.target_count * sizeof *plan->targets);
+  memcpy(plan->bytes, before.bytes, before.byte_count);
+  if (before.rows != plan->inside) free(before.rows);
+  return true;
 }
 
 void hl_plan_clear(hl_plan *plan) {
@@ -107,18 +96,13 @@ void hl_plan_clear(hl_plan *plan) {
 
 void hl_plan_free(const hl_plan *plan) {
   if (!plan) return;
-  if (plan->rows != plan->rows_inside) free(plan->rows);
-  if (plan->targets != plan->targets_inside) free(plan->targets);
-  if (plan->bytes != plan->bytes_inside) free(plan->bytes);
+  if (plan->rows != plan->inside) free(plan->rows);
   hl_layout_unref(plan->layout);
   free((void *)plan);
 }
 
 bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
-  if (other->byte_count > UINT32_MAX - plan->byte_count) return false;
-  if (!reserve_rows(plan, other->row_count) || !reserve_targets(plan, other->target_count) ||
-      !reserve_bytes(plan, other->byte_count))
-    return false;
+  if (!reserve(plan, other->row_count, other->target_count, other->byte_count)) return false;
   memcpy(plan->rows + plan->row_count, other->rows, other->row_count * sizeof *plan->rows);
   for (size_t i = 0; i < other->row_count; i++)
     if (other->rows[i].level == HL_LEVEL_NAMED)
@@ -137,12 +121,11 @@ bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
 }
 
 hl_plan *hl_plan_copy(const hl_plan *plan) {
-  hl_plan *copy = plan ? hl_plan_new(plan->layout) : NULL;
-  if (copy && !hl__plan_append(copy, plan)) {
-    hl_plan_free(copy);
-    return NULL;
-  }
-  if (copy) hl__plan_order(copy);
+  hl_plan *copy =
+      plan ? plan_new(plan->layout, plan->row_count, plan->target_count, plan->byte_count) : NULL;
+  if (!copy) return NULL;
+  (void)hl__plan_append(copy, plan); /* there is room */
+  hl__plan_order(copy);
   return copy;
 }
 
@@ -211,9 +194,7 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, hl_target target, hl_error *er
   bool named = plan->layout->name_key != NULL;
   for (unsigned i = 1; named && i <= n; i++)
     bytes += sizeof(uint32_t) + hl__layout_node_name(plan->layout, ids, i, NULL);
-  if (!reserve_rows(plan, 1 + (named ? 2 * n : n)) || !reserve_targets(plan, 1) ||
-      !reserve_bytes(plan, bytes))
-    return hl__error_memory(error);
+  if (!reserve(plan, 1 + (named ? 2 * n : n), 1, bytes)) return hl__error_memory(error);
   status = names_check(plan, ids, n, error);
   if (status) return status;
 

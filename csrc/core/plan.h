@@ -1,6 +1,6 @@
 /*
  * plan.h - the inside of a plan, for plan.c, and the functions that the core needs beyond
- * hierlock.h. A plan for one or two targets takes one allocation.
+ * hierlock.h. A plan for one or two targets takes one allocation, and so does every copy.
  *
  * Only the thread that makes a plan may change it. Once several threads see the plan (the plan of a
  * lock or a waiter), it is const everywhere: copying has put its rows in order, which is not
@@ -10,10 +10,6 @@
 #define HIERLOCK_PLAN_H
 
 #include "hierlock.h"
-
-#define HL__PLAN_ROWS_INSIDE 6
-#define HL__PLAN_TARGETS_INSIDE 2
-#define HL__PLAN_BYTES_INSIDE 96
 
 typedef struct hl__plan_target {
   size_t ids; /* offset in bytes: for each level a uint16_t size and the id */
@@ -31,10 +27,8 @@ struct hl_plan {
   size_t target_count, target_capacity;
   char *bytes; /* ids, and names: a uint32_t size and the name */
   size_t byte_count, byte_capacity;
-  bool ordered; /* rows are in locking order, each once */
-  hl_row rows_inside[HL__PLAN_ROWS_INSIDE];
-  hl__plan_target targets_inside[HL__PLAN_TARGETS_INSIDE];
-  char bytes_inside[HL__PLAN_BYTES_INSIDE];
+  bool ordered;    /* rows are in locking order, each once */
+  hl_row inside[]; /* the room for all three, until they outgrow it */
 };
 
 /* Like hl_plan_add. A target that updates is in HL_UPDATE, or has become exclusive. */

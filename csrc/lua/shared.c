@@ -13,11 +13,11 @@ hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self) {
   return self->manager;
 }
 
-/* A lock costs about a KiB outside of Lua. */
+/* A lock and its plan cost about half a KiB outside of Lua. */
 #define HLL_ACCOUNT_EACH 16
 
 void hll_manager_account(lua_State *L, hll_manager *self) {
-  if (++self->acquired % HLL_ACCOUNT_EACH == 0) hll_gc_account(L, HLL_ACCOUNT_EACH);
+  if (++self->acquired % HLL_ACCOUNT_EACH == 0) hll_gc_account(L, HLL_ACCOUNT_EACH / 2);
 }
 
 hll_handle *hll_handle_push(lua_State *L, hll_manager *owner, int shared) {
