@@ -30,6 +30,11 @@ static inline bool hl__is_step(int status) { return status >= HL__ABSENT; }
 int hl__error(hl_error *error, int status, const char *format, ...) HL__PRINTF(3, 4);
 /* Like hl__error, but appends the text of errno, as it was at the call. */
 int hl__error_errno(hl_error *error, int status, const char *format, ...) HL__PRINTF(3, 4);
+/* Gives an error that is filled in another status, and leaves the rest. Returns the status. */
+static inline int hl__error_as(hl_error *error, int status) {
+  if (error) error->status = status;
+  return status;
+}
 int hl__error_memory(hl_error *error);
 int hl__error_null(hl_error *error, const char *function);
 /* Each public function with a status begins with this. */

@@ -170,8 +170,7 @@ static int get_target(source *in, hl_plan *plan, hl_error *error) {
   int status = hl__plan_add(plan, ids, target, error);
   if (status != HL_EMISUSE) return status;
   /* In the process that wrote the text, nodes have no names, or other names. */
-  if (error) error->status = HL_EMISMATCH;
-  return HL_EMISMATCH;
+  return hl__error_as(error, HL_EMISMATCH);
 }
 
 static int get_all(source *in, hl_layout *layout, hl_lease_terms *terms, hl_plan *plan,

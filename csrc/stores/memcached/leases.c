@@ -429,11 +429,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   do {
     status = adopt_once(session, link, request, expiry, deadline, grant, error);
   } while (status == HL__AGAIN);
-  if (status == HL_TIMEOUT) {
-    if (error) error->status = HL_ECONNECTION;
-    status = HL_ECONNECTION;
-  }
-  return status;
+  return status == HL_TIMEOUT ? hl__error_as(error, HL_ECONNECTION) : status;
 }
 
 /* ------------------------------------------------------------ many leases */

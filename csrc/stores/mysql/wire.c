@@ -241,8 +241,7 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline, hl_error *err
   if (!read) {
     /* ROLLBACK and signs of life do not fail on a connection that stands. */
     (void)hl__mysql_error(session, NULL, "read the server's answer", error);
-    if (error) error->status = HL_ECONNECTION;
-    return HL_ECONNECTION;
+    return hl__error_as(error, HL_ECONNECTION);
   }
   /* Some errors end the whole transaction (MariaDB with
      innodb_rollback_on_timeout, a full lock table), and others may. */

@@ -126,13 +126,9 @@ static int log_in_error(PGconn *connection, hl_error *error) {
     break;
   }
   int status = hl__pg_error_state(state, message, "connect", error);
-  /* The role may not connect to this database, and a retry would not help. */
-  if (strcmp(state, "42501") == 0) {
-    status = HL_ECONNECTION;
-    if (error) error->status = status;
-    if (error) error->retryable = false;
-  }
-  return status;
+  /* The role may not connect to this database. */
+  if (hl__pg_state_is(state, HL__PG_DENIES)) status = HL_ECONNECTION;
+  return hl__error_as(error, status);
 }
 
 /* Watches libpq's socket, which libpq may replace while it connects, as a host can have several

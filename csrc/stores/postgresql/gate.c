@@ -150,9 +150,8 @@ static int ask(wait *self, const char *sql, int columns, hl_error *error) {
   if (status == HL_OK) return status;
   /* Not by our request, so the locks are not certain. */
   if (status == HL_CANCELLED) status = said.status = HL_ECONNECTION;
-  /* An undefined object, or a missing privilege. Provisioning does not help against other
-     errors. */
-  if (status == HL_ESTORE && strncmp(said.sqlstate, "42", 2) == 0) {
+  /* Provisioning does not help against other errors. */
+  if (status == HL_ESTORE && hl__pg_state_is(said.sqlstate, HL__PG_OBJECT)) {
     status = hl__error(error, HL_ENOT_PROVISIONED,
                        "there are leases, and they cannot be looked at: %.200s", said.message);
     if (error) memcpy(error->sqlstate, said.sqlstate, sizeof error->sqlstate);

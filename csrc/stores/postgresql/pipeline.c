@@ -53,8 +53,7 @@ static int send_error(hl__pg_session *session, hl_error *error) {
     (void)hl__pg_gone(session, error);
   else
     (void)hl__pg_error(session, NULL, "send to the server", error);
-  if (error) error->status = HL_ECONNECTION;
-  return HL_ECONNECTION;
+  return hl__error_as(error, HL_ECONNECTION);
 }
 
 int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts, size_t n, hl_error *error) {
@@ -111,9 +110,7 @@ int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts, size_
   hl__pg_unprepare(session);
   status = hl__pg_error(session, session->kept, "write leases", error);
   const char *state = PQresultErrorField(session->kept, PG_DIAG_SQLSTATE);
-  /* undefined and ambiguous objects, privileges, plans, types */
-  if (state && status == HL_ESTORE &&
-      (strncmp(state, "42", 2) == 0 || strcmp(state, "0A000") == 0 || strcmp(state, "XX000") == 0))
+  if (state && status == HL_ESTORE && hl__pg_state_is(state, HL__PG_OBJECT | HL__PG_PLAN))
     return tables_error(session, state, error);
   if (status == HL_CANCELLED)
     status =

@@ -26,9 +26,7 @@ static void library_init(void) {
 /* Turns outcomes of locking into HL_ECONNECTION: while connecting, a stranger may have ended our
    statement, or the server may refuse with any SQLSTATE. */
 static int not_connected(int status, hl_error *error) {
-  if (status <= 0) return status;
-  if (error) error->status = HL_ECONNECTION;
-  return HL_ECONNECTION;
+  return status <= 0 ? status : hl__error_as(error, HL_ECONNECTION);
 }
 
 /* Connects, and checks the server. A short wait does not cut off the connecting, which may take

@@ -323,6 +323,13 @@ int hl__pg_denied(int status, hl_error *error);
    attempted action ("connect", "lock rows"). */
 int hl__pg_error(const hl__pg_session *session, const PGresult *result, const char *doing,
                  hl_error *error);
+enum {
+  HL__PG_DENIES = 1, /* a role or its password, and that lasts */
+  HL__PG_OBJECT = 2, /* an object is missing, is another one, or is closed to the role */
+  HL__PG_PLAN = 4    /* a prepared statement's objects have changed */
+};
+/* Whether the SQLSTATE has one of these traits. */
+bool hl__pg_state_is(const char *state, unsigned traits);
 /* Like hl__pg_error, for an SQLSTATE ("": libpq's own error) and a message. */
 int hl__pg_error_state(const char *state, const char *message, const char *doing, hl_error *error);
 /* HL_ECONNECTION: the connection has ended. */

@@ -260,11 +260,9 @@ int hl__pg_to_lease(hl_session *base, const hl_request *request, hl_grant *grant
   int status = hl__pg_settle(session, hl__pg_answer_by(session), false, error);
   if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status == HL_OK) status = hl__pg_tables(session, true, error);
-  if (status && PQtransactionStatus(session->connection) != PQTRANS_INTRANS) {
-    /* An error at the server has ended the transaction. */
-    if (error) error->status = HL_ECONNECTION;
-    return HL_ECONNECTION;
-  }
+  /* An error at the server has ended the transaction. */
+  if (status && PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
+    return hl__error_as(error, HL_ECONNECTION);
   if (status == HL_OK) status = write_held(session, request, token >> 8, grant, error);
   if (status == HL_OK) grant->token = token;
   return status;

@@ -176,6 +176,5 @@ int hl__pg_sweep(hl__pg_session *session, hl_error *error) {
   }
   if (status != HL_ECONNECTION && status != HL_TIMEOUT) return HL_OK;
   if (error) *error = reason;
-  if (error) error->status = HL_ECONNECTION;
-  return HL_ECONNECTION;
+  return hl__error_as(error, HL_ECONNECTION);
 }

@@ -62,15 +62,12 @@ int hl__pg_failure(hl__pg_session *session, int64_t end, hl_error *error) {
   const char *said = PQresultErrorMessage(session->kept);
   /* The tables of leases were dropped, or this role may not use them: a new session finds out
      which. Servers translate everything except names. */
-  if (state && (strcmp(state, "XX000") == 0 ||
-                (strncmp(state, "42", 2) == 0 && strstr(said, "hier_lock_")))) {
-    if (error) error->status = HL_ECONNECTION;
-    return HL_ECONNECTION;
-  }
+  if (state && (hl__pg_state_is(state, HL__PG_PLAN) ||
+                (hl__pg_state_is(state, HL__PG_OBJECT) && strstr(said, "hier_lock_"))))
+    return hl__error_as(error, HL_ECONNECTION);
   /* The server has ended the wait because its time was up, whether or not an interruption came, too. */
   if (status != HL_CANCELLED || hl__now_ms() < end) return status;
-  if (error) error->status = HL_TIMEOUT;
-  return HL_TIMEOUT;
+  return hl__error_as(error, HL_TIMEOUT);
 }
 
 /* Reads the row that a lock statement has returned. */

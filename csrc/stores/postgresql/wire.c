@@ -14,33 +14,41 @@
 
 /* -------------------------------------------------------------- errors */
 
-static bool is_state(const char *state, const char *const *list) {
-  for (; *list; list++)
-    if (strncmp(state, *list, strlen(*list)) == 0) return true;
-  return false;
+/* What the SQLSTATEs mean that begin so: the first row that fits counts. */
+static const struct state {
+  const char *begins;
+  int status;
+  unsigned traits;
+} states[] = {
+    {"55P03", HL_TIMEOUT, 0},              /* lock_not_available */
+    {"57014", HL_CANCELLED, 0},            /* query_canceled */
+    {"40P01", HL_DEADLOCK, 0},             /* deadlock_detected */
+    {"25006", HL_EUNSAFE_SERVER, 0},       /* read_only_sql_transaction */
+    {"08", HL_ECONNECTION, 0},             /* connection_exception */
+    {"25P02", HL_ECONNECTION, 0},          /* in_failed_sql_transaction: the locks are gone */
+    {"25P03", HL_ECONNECTION, 0},          /* idle_in_transaction_session_timeout */
+    {"25P04", HL_ECONNECTION, 0},          /* transaction_timeout */
+    {"28", HL_ECONNECTION, HL__PG_DENIES}, /* refused credentials */
+    {"53300", HL_ECONNECTION, 0},          /* too_many_connections */
+    {"57P", HL_ECONNECTION, 0},            /* shutdown, and idle_session_timeout */
+    {"42501", HL_ESTORE, HL__PG_DENIES | HL__PG_OBJECT}, /* insufficient_privilege */
+    {"42", HL_ESTORE, HL__PG_OBJECT},  /* undefined and ambiguous objects, types */
+    {"0A000", HL_ESTORE, HL__PG_PLAN}, /* the plan's result has other types */
+    {"XX000", HL_ESTORE, HL__PG_PLAN}, /* what was planned for is not there */
+    {"", HL_ESTORE, 0},
+};
+
+static const struct state *find(const char *state) {
+  const struct state *row = states;
+  while (strncmp(state, row->begins, strlen(row->begins)) != 0) row++;
+  return row;
 }
 
-/* The status of an SQLSTATE. The list has prefixes: "28" stands for "28P01", too. */
-static int status_of(const char *state) {
-  static const char *const connection[] = {
-      "08",    /* connection_exception */
-      "25P02", /* in_failed_sql_transaction: the locks are gone */
-      "25P03", /* idle_in_transaction_session_timeout */
-      "25P04", /* transaction_timeout */
-      "28",    /* refused credentials */
-      "53300", /* too_many_connections */
-      "57P",   /* shutdown, and idle_session_timeout */
-      NULL};
-  if (!*state) return HL_ECONNECTION; /* an error of libpq's own, not of the server */
-  if (strcmp(state, "55P03") == 0) return HL_TIMEOUT;   /* lock_not_available */
-  if (strcmp(state, "57014") == 0) return HL_CANCELLED; /* query_canceled */
-  if (strcmp(state, "40P01") == 0) return HL_DEADLOCK;
-  if (strcmp(state, "25006") == 0) return HL_EUNSAFE_SERVER; /* read-only */
-  return is_state(state, connection) ? HL_ECONNECTION : HL_ESTORE;
-}
+bool hl__pg_state_is(const char *state, unsigned traits) { return find(state)->traits & traits; }
 
 int hl__pg_error_state(const char *state, const char *message, const char *doing, hl_error *error) {
-  int status = status_of(state);
+  /* Without a state the error is libpq's own, not the server's. */
+  int status = *state ? find(state)->status : HL_ECONNECTION;
   if (!error) return status;
   const char *hint = "";
   if (strcmp(state, "53200") == 0)
@@ -50,8 +58,7 @@ int hl__pg_error_state(const char *state, const char *message, const char *doing
   int size = (int)strcspn(message, "\n");
   (void)hl__error(error, status, "cannot %s: %.*s%s", doing, size, message, hint);
   (void)snprintf(error->sqlstate, sizeof error->sqlstate, "%.5s", state);
-  /* Wrong credentials stay wrong. */
-  if (strncmp(state, "28", 2) == 0) error->retryable = false;
+  if (hl__pg_state_is(state, HL__PG_DENIES)) error->retryable = false;
   return status;
 }
 
@@ -72,9 +79,8 @@ int hl__pg_error(const hl__pg_session *session, const PGresult *result, const ch
   int status = hl__pg_error_state(state ? state : "", message, doing, error);
   /* The server has also ended the connection. */
   if (PQstatus(session->connection) == CONNECTION_BAD && status != HL_ECONNECTION) {
-    if (error) error->status = HL_ECONNECTION;
     if (error) error->retryable = true;
-    status = HL_ECONNECTION;
+    status = hl__error_as(error, HL_ECONNECTION);
   }
   return status;
 }
@@ -82,8 +88,7 @@ int hl__pg_error(const hl__pg_session *session, const PGresult *result, const ch
 int hl__pg_gone(const hl__pg_session *session, hl_error *error) {
   if (session->ended) {
     (void)hl__pg_error_state(session->ended_state, session->ended_message, "go on", error);
-    if (error) error->status = HL_ECONNECTION;
-    return HL_ECONNECTION;
+    return hl__error_as(error, HL_ECONNECTION);
   }
   return hl__error(error, HL_ECONNECTION,
                    "the connection has ended: it was ended by an "
@@ -298,8 +303,7 @@ static int answer_judge(hl__pg_session *session, hl_error *error) {
   PGTransactionStatusType now = PQtransactionStatus(session->connection);
   if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR) {
     (void)hl__pg_error(session, session->kept, "read the server's answer", error);
-    if (error) error->status = HL_ECONNECTION;
-    return HL_ECONNECTION;
+    return hl__error_as(error, HL_ECONNECTION);
   }
   if (session->tells_transaction && now != PQTRANS_INTRANS)
     return hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");

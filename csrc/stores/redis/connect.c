@@ -44,10 +44,8 @@ int hl__redis_connect(hl__redis_store *store, int64_t deadline, hl__redis_sessio
     if (status == HL_OK) status = database_select(*result, deadline, error);
     if (status) hl__redis_named(store, &address, error);
   }
-  if (status > 0) { /* no outcome of connecting */
-    if (error) error->status = HL_ECONNECTION;
-    status = HL_ECONNECTION;
-  }
+  /* The others are no outcomes of connecting. */
+  if (status > 0) status = hl__error_as(error, HL_ECONNECTION);
   if (status) {
     hl__redis_disconnect(*result);
     *result = NULL;

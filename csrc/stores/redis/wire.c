@@ -177,8 +177,7 @@ static int settle_one(hl__redis_session *session, int64_t deadline, hl_error *er
     if (refused) (void)hl__redis_error(session, reply->str, error);
     freeReplyObject(reply);
     /* The caller sends it again, on another connection. */
-    if (refused && error) error->status = HL_ECONNECTION;
-    if (refused) return HL_ECONNECTION;
+    if (refused) return hl__error_as(error, HL_ECONNECTION);
   }
   return HL_OK;
 }

@@ -72,8 +72,7 @@ static int session_renew(hl__sqlite_session *session, hl_error *error) {
   free(session->path);
   session->path = NULL;
   int status = session_begin(session, error);
-  if (status && error) error->status = HL_ECONNECTION;
-  return status ? HL_ECONNECTION : HL_OK;
+  return status ? hl__error_as(error, HL_ECONNECTION) : HL_OK;
 }
 
 /* -------------------------------------------------------------- the store */
