@@ -105,6 +105,35 @@ support.each_server(function(server)
   end)
 
   -- After a wait of 5 ms, all by the same connection; each is kept waiting for longer than that.
+  describe("for update", function()
+    local updated = support.updated(server, true)
+
+    setup(function() updated.prepare() end)
+    before_each(function()
+      for _, name in ipairs { "leases", "leased" } do sql("DELETE FROM %s_%s", updated.stem, name) end
+    end)
+
+    for _, call in ipairs { "refresh", "check", "downgrade" } do
+      it("whose upgrade a replica lacked when it took over is lost for its holder by " .. call, function()
+        local one = support.open(updated)
+        finally(function() one:close() end)
+        local handle = assert(one:acquire(R1, { ttl = LONG, mode = "update", auto_refresh = false }))
+        local before = sql("SELECT token, mode FROM %s_leases", updated.stem)[1]
+        local shared = sql("SELECT level, bucket FROM %s_leased WHERE x=0", updated.stem)
+        assert.is_true(handle:upgrade { timeout = 0 })
+        sql("UPDATE %s_leases SET token=%s, mode='%s'", updated.stem, before[1], before[2])
+        for _, row in ipairs(shared) do
+          sql("UPDATE %s_leased SET x=0 WHERE level=%s AND bucket=%s", updated.stem, row[1], row[2])
+        end
+        assert_code("lost", handle[call](handle))
+        assert.is_false(handle:is_held())
+        for _, name in ipairs { "leases", "leased" } do
+          assert.equal("0", first("SELECT COUNT(*) FROM %s_%s", updated.stem, name))
+        end
+      end)
+    end
+  end)
+
   it("looks with a limit of its own after a short wait", function()
     local stranger = support.process(store)
     assert(stranger:call("handles.lock = assert(manager:acquire(...)) return true", R1))

@@ -145,6 +145,20 @@ support.on_postgresql(function(store)
 
   -- ------------------------------------------------------------- the tables
 
+  for _, call in ipairs { "refresh", "check", "downgrade" } do
+    it("whose upgrade a replica lacked when it took over is lost for its holder by " .. call, function()
+      local handle = assert(lease(open(), R1, LONG, { mode = "update", auto_refresh = false }))
+      local token = root("SELECT token FROM public.hier_lock_leases")[1][1]
+      local shared = support.column(root "SELECT key FROM public.hier_lock_lease_rows WHERE NOT exclusive")
+      assert.is_true(handle:upgrade { timeout = 0 })
+      root("UPDATE public.hier_lock_leases SET token=%s, shared=true", token)
+      root("UPDATE public.hier_lock_lease_rows SET exclusive=false WHERE key IN (%s)", table.concat(shared, ","))
+      assert_code("lost", handle[call](handle))
+      assert.is_false(handle:is_held())
+      assert.equal("0", root("SELECT count(*) FROM public.hier_lock_leases")[1][1])
+    end)
+  end
+
   it("sees a lease in tables that were made after it was opened, even while it waited", function()
     root(DROP)
     local holder = open()

@@ -52,7 +52,7 @@ static int revoked_error(MYSQL_ROW row, hl_error *error) {
 }
 
 /* Row: whether the lease is revoked; the revoker; the reason; whether the holder fits, or,
-   by_secret, the secret; the time left, in us; the holder. */
+   by_secret, the secret; the time left, in us; the holder; whether terms->token is later. */
 static int record_query(hl__mysql_session *session, const hl_lease_terms *terms, bool by_secret,
                         MYSQL_RES **result, hl_error *error) {
   hl__text t;
@@ -65,31 +65,36 @@ static int record_query(hl__mysql_session *session, const hl_lease_terms *terms,
     hl__mysql_put_id(&t, "l.holder=", terms->holder);
   hl__text_put(&t,
                ",GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)),"
-               "HEX(l.holder) FROM %s l",
-               session->store->leases);
+               "HEX(l.holder),l.token DIV 256<%llu FROM %s l",
+               (unsigned long long)(terms->token >> 8), session->store->leases);
   hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
   int status = hl__mysql_query(session, t.data, t.used, result, error);
   free(t.data);
   return status;
 }
 
-/* Whether the holder has the lease: HL_OK, and for how long; HL_ELOST, and why not. */
+/* Whether the holder has the lease: HL_OK, and for how long; HL_ELOST, and why not. A server that
+   has forgotten an upgrade has let readers in, maybe: it loses the lease. */
 static int record_judge(hl__mysql_session *session, const hl_lease_terms *terms, int64_t *left_ms,
                         hl_error *error) {
   MYSQL_RES *result;
+  uint64_t deleted;
+  bool forgotten = false;
   int status = record_query(session, terms, false, &result, error);
   if (status == HL_OK) {
-    MYSQL_ROW row = hl__mysql_row(result, 6);
+    MYSQL_ROW row = hl__mysql_row(result, 7);
     if (!row)
       status = gone_error(terms, error);
     else if (!is_one(row[3]))
       status = hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
     else if (is_one(row[0]))
       status = revoked_error(row, error);
-    else
+    else if (!(forgotten = is_one(row[6])))
       *left_ms = row[4] ? strtoll(row[4], NULL, 10) / 1000 : 0;
   }
   mysql_free_result(result);
+  if (forgotten) status = hl__mysql_record_delete(session, terms, true, &deleted, error);
+  if (status == HL_OK && forgotten) status = gone_error(terms, error);
   return end(session, status, error);
 }
 
@@ -221,7 +226,7 @@ static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms, 
   MYSQL_RES *result;
   int status = record_query(session, terms, true, &result, error);
   if (status == HL_OK) {
-    MYSQL_ROW row = hl__mysql_row(result, 6);
+    MYSQL_ROW row = hl__mysql_row(result, 7);
     if (!row || !is_one(row[3]))
       status = gone_error(terms, error);
     else if (is_one(row[0]))
@@ -300,7 +305,7 @@ static bool token_find(hl__mysql_session *session, const hl_lease_terms *terms, 
   if (found) *token = strtoull(row[0], NULL, 10);
   mysql_free_result(result);
   free(t.data);
-  return end(session, status, NULL) == HL_OK && found && *token >> 8 != named;
+  return end(session, status, NULL) == HL_OK && found && *token >> 8 > named;
 }
 
 static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,

@@ -212,7 +212,8 @@ int hl__mysql_record_refresh(hl__mysql_session *session, const hl_lease_terms *t
                hl__mysql_us(ttl), (unsigned long long)terms->turn);
   hl__mysql_put_id(&t, " WHERE id=", terms->id);
   hl__mysql_put_id(&t, " AND holder=", terms->holder);
-  hl__text_put(&t, " AND revoked=0 AND turn<%llu;COMMIT", (unsigned long long)terms->turn);
+  hl__text_put(&t, " AND revoked=0 AND turn<%llu AND token DIV 256>=%llu;COMMIT",
+               (unsigned long long)terms->turn, (unsigned long long)(terms->token >> 8));
   *sent_ms = hl__boot_ms();
   int status = hl__mysql_whole(session, &t, 2, affected, session->patience, error);
   free(t.data);
@@ -388,8 +389,8 @@ static int record_convert(hl__mysql_session *session, const hl_request *request,
   if (request->upgrade) hl__text_put(&t, ",l.token=%llu", (unsigned long long)token);
   hl__mysql_put_id(&t, " WHERE l.id=", request->lease->id);
   /* A downgrade that the server reads late, behind an upgrade, changes nothing. */
-  if (!request->upgrade)
-    hl__text_put(&t, " AND l.token DIV 256=%llu", (unsigned long long)(token >> 8));
+  hl__text_put(&t, " AND l.token DIV 256%s%llu", request->upgrade ? ">=" : "=",
+               (unsigned long long)((request->upgrade ? request->lease->token : token) >> 8));
   hl__mysql_put_id(&t, " AND l.holder=", request->lease->holder);
   hl__text_put(&t, " AND l.revoked=0 AND");
   hl__mysql_put_conflicts(&t, request->rows, request->n);

@@ -100,26 +100,43 @@ static int record_find(hl__pg_session *session, const hl_lease_terms *terms, cha
   return HL_OK;
 }
 
+#define DROP(and)                                                                                  \
+  "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id=$1::uuid AND "                       \
+  "holder=$2::uuid AND revoked IS NULL" and                                                        \
+      " RETURNING id) DELETE FROM "                                                                \
+      "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
+
+/* Says why. A server that has forgotten an upgrade has let readers in, maybe: it loses the
+   lease. */
 static int lost(hl__pg_session *session, const hl_lease_terms *terms, int64_t deadline,
                 hl_error *error) {
-  return record_find(session, terms, NULL, deadline, error);
+  hl__pg_part part = {.number = -1, .sql = DROP(" AND token<$3::int8")};
+  char token[24];
+  hl__pg_bytes(&part, terms->id, 16);
+  hl__pg_bytes(&part, terms->holder, 16);
+  hl__pg_number(&part, token, (int64_t)(terms->token >> 8));
+  int status = run(session, &part, deadline, error);
+  if (status) return status;
+  return count(session) > 0 ? gone_error(terms, error)
+                            : record_find(session, terms, NULL, deadline, error);
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
                          int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
-  char number[24], turn[24];
+  char number[24], turn[24], token[24];
   int status = begin(session, deadline, error);
   if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
   hl__pg_part part = {.number = HL__PG_REFRESH,
                       .sql = "UPDATE public.hier_lock_leases SET turn=$4::int8,"
                              "till=clock_timestamp()+$3::int8*interval '1 millisecond' WHERE "
                              "id=$1::uuid AND holder=$2::uuid AND revoked IS NULL AND "
-                             "turn<$4::int8"};
+                             "turn<$4::int8 AND token>=$5::int8"};
   hl__pg_bytes(&part, terms->id, 16);
   hl__pg_bytes(&part, terms->holder, 16);
   hl__pg_number(&part, number, ttl);
   hl__pg_number(&part, turn, (int64_t)terms->turn);
+  hl__pg_number(&part, token, (int64_t)(terms->token >> 8));
   *sent_ms = hl__boot_ms();
   status = run(session, &part, deadline, error);
   if (status) return status;
@@ -129,14 +146,16 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
 static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
                          int64_t *left_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
+  char token[24];
   int status = begin(session, deadline, error);
   if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
   hl__pg_part part = {.number = -1,
                       .sql = "SELECT " HL__PG_LEFT
                              " FROM public.hier_lock_leases l WHERE l.id=$1::uuid AND "
-                             "l.holder=$2::uuid AND l.revoked IS NULL"};
+                             "l.holder=$2::uuid AND l.revoked IS NULL AND l.token>=$3::int8"};
   hl__pg_bytes(&part, terms->id, 16);
   hl__pg_bytes(&part, terms->holder, 16);
+  hl__pg_number(&part, token, (int64_t)(terms->token >> 8));
   status = run(session, &part, deadline, error);
   if (status) return status;
   const char *left = hl__pg_field(session->kept, 0, 0);
@@ -146,15 +165,10 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   return HL_OK;
 }
 
-#define DROP                                                                                       \
-  "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id=$1::uuid AND "                       \
-  "holder=$2::uuid AND revoked IS NULL RETURNING id) DELETE FROM "                                 \
-  "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
-
 static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
                       hl_error *error) {
   hl__pg_session *session = session_of(base);
-  hl__pg_part part = {.number = -1, .sql = DROP};
+  hl__pg_part part = {.number = -1, .sql = DROP("")};
   hl__pg_bytes(&part, terms->id, 16);
   hl__pg_bytes(&part, terms->holder, 16);
   if (confirm) {
@@ -311,7 +325,7 @@ static bool token_find(hl__pg_session *session, const hl_lease_terms *terms, uin
   const char *found = hl__pg_field(session->kept, 0, 0);
   uint64_t named = *token >> 8;
   if (found) *token = strtoull(found, NULL, 10) << 8;
-  return found && *token >> 8 != named;
+  return found && *token >> 8 > named;
 }
 
 static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
