@@ -378,20 +378,20 @@ static int poll_until_free(wait *self, hl_error *error) {
 }
 
 /* Gets a new token. The tag tells observers that the request no longer waits. */
-static int waited(hl__pg_session *session, const char *tag, uint64_t *token, int64_t *sent,
-                  hl_error *error) {
+static int waited(hl__pg_taking *taking, hl_error *error) {
+  hl__pg_session *session = taking->session;
   char sql[128] = "SELECT ";
   (void)hl__pg_token(session, sql + strlen(sql), sizeof sql - strlen(sql));
-  int status = hl__pg_command(session, tag, sql, sent, error);
+  int status = hl__pg_command(session, taking->tag, sql, &taking->sent, error);
   if (status) return status;
   const char *number = hl__pg_field(session->kept, 0, 0);
   if (!number) return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
-  *token = strtoull(number, NULL, 10);
+  taking->token = strtoull(number, NULL, 10);
   return HL_OK;
 }
 
-int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
-                        uint64_t *token, int64_t *sent, hl_error *error) {
+int hl__pg_leases_await(hl__pg_taking *taking, const hl_request *request, hl_error *error) {
+  hl__pg_session *session = taking->session;
   if (session->blind) return blind_check(session, error);
   if (session->gate != HL__PG_GATE_OPEN) return HL_OK;
   wait self = {.session = session,
@@ -403,21 +403,20 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, cons
   int status = HL_OK;
   /* The query in the same trip says only whether there is a lease. */
   if (!self.found || PQnfields(self.found) != 1 || PQntuples(self.found) > 0) {
-    char *first = conflicts_text(session, tag, request);
+    char *first = conflicts_text(session, taking->tag, request);
     status = first ? ask(&self, first, COLUMNS, error) : hl__error_memory(error);
     free(first);
   }
   if (status == HL_OK && PQntuples(self.found) > 0) {
-    memcpy(self.tag, tag, sizeof self.tag);
+    memcpy(self.tag, taking->tag, sizeof self.tag);
     hl__pg_tag_waits(self.tag);
     char *later = conflicts_text(session, self.tag, request);
     self.sql = later;
     status = later ? poll_until_free(&self, error) : hl__error_memory(error);
     free(later);
-    if (status == HL_OK) status = waited(session, tag, token, sent, error);
+    if (status == HL_OK) status = waited(taking, error);
   } else if (status == HL_OK && self.sent) {
-    /* A lease was there, and is gone. */
-    status = waited(session, tag, token, sent, error);
+    status = waited(taking, error); /* a lease was there, and is gone */
   }
   PQclear(self.found);
   return status;

@@ -251,11 +251,18 @@ int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_ho
 #define HL__PG_LEFT                                                                                \
   "ceil(least(greatest((extract(epoch FROM l.till)-extract(epoch FROM "                            \
   "clock_timestamp()))*1000,-1),9e15))::int8"
+/* How a request's rows are taken. token, sent: the last statement's. */
+typedef struct hl__pg_taking {
+  hl__pg_session *session;
+  char tag[HL__PG_TAG_MAX];
+  bool begun; /* a transaction, or in an extend a savepoint, is open */
+  uint64_t token;
+  int64_t sent;
+} hl__pg_taking;
 /* Called once the request's rows are locked. Waits, with the rows held, until no lease except
-   request->exempt is in the way. After a wait *token is new, as the lease's token may have grown
+   request->exempt is in the way. After a wait the token is new, as the lease's token may have grown
    meanwhile. HL_OK; HL_TIMEOUT, HL_CANCELLED; HL__BEHIND_UPDATE. */
-int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
-                        uint64_t *token, int64_t *sent, hl_error *error);
+int hl__pg_leases_await(hl__pg_taking *taking, const hl_request *request, hl_error *error);
 
 /* ---- record.c */
 

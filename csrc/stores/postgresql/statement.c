@@ -83,17 +83,17 @@ static void put_locks(text *t, const hl_row *rows, size_t n, bool try_once) {
   if (try_once) put(t, " ELSE 0 END,");
 }
 
-/* Writes a statement. wait: ms, unless the request tries once. first: the request's first
-   statement. */
-static void put_statement(text *t, const hl__pg_session *session, const hl_request *request,
-                          const char *tag, const hl_row *rows, size_t n, int64_t wait, bool first) {
-  put(t, "%s", tag);
-  if (first && request->extend && session->savepoint) put(t, "RELEASE SAVEPOINT hierlock;");
-  if (first) put(t, "%s;", request->extend ? "SAVEPOINT hierlock" : "BEGIN");
+/* Writes a statement. wait: ms, unless the request tries once. */
+static void put_statement(text *t, const hl__pg_taking *self, const hl_request *request,
+                          int64_t wait) {
+  const hl__pg_session *session = self->session;
+  put(t, "%s", self->tag);
+  if (!self->begun && request->extend && session->savepoint) put(t, "RELEASE SAVEPOINT hierlock;");
+  if (!self->begun) put(t, "%s;", request->extend ? "SAVEPOINT hierlock" : "BEGIN");
   if (!request->try_once)
     put(t, "SET LOCAL lock_timeout=0;SET LOCAL statement_timeout=%" PRId64 ";", wait);
   put(t, "SELECT %s", request->try_once ? HL__PG_TRY "," : "");
-  put_locks(t, rows, n, request->try_once);
+  put_locks(t, request->rows, request->n, request->try_once);
   if (!request->try_once)
     put(t,
         "set_config('lock_timeout','%d',true),"
@@ -105,47 +105,45 @@ static void put_statement(text *t, const hl__pg_session *session, const hl_reque
 }
 
 /* Awaits the answer, and checks that the rows were granted and the transaction is open. */
-static int answer_judge(hl__pg_session *session, const hl_request *request, int64_t end, bool tried,
-                        uint64_t *token, hl_error *error) {
+static int answer_judge(hl__pg_taking *self, const hl_request *request, int64_t end, bool tried,
+                        hl_error *error) {
+  hl__pg_session *session = self->session;
   int status = hl__pg_answer_await(session, request, error);
   if (status) return status;
   if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
     return hl__pg_failure(session, end, error);
   if (PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
     return hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
-  return hl__pg_grant_read(session, tried, token, error);
+  return hl__pg_grant_read(session, tried, &self->token, error);
 }
 
-/* Locks n rows (at most STATEMENT_ROWS_MAX) by one message. *begun: a transaction, or in an extend
-   a savepoint, is open; true afterwards, unless nothing was sent. */
-static int execute(hl__pg_session *session, const hl_request *request, const char *tag,
-                   const hl_row *rows, size_t n, bool *begun, uint64_t *token, hl_error *error) {
+/* Locks at most STATEMENT_ROWS_MAX rows by one message. `begun` is true afterwards, unless nothing
+   was sent. */
+static int execute(hl__pg_taking *self, const hl_request *request, hl_error *error) {
   text t;
   /* Add one, as milliseconds are rounded down: no timeout is early. */
   int64_t wait = request->try_once ? 0 : hl__left_ms(request->deadline) + 1;
-  if (!text_new(&t, n)) return hl__error_memory(error);
-  put_statement(&t, session, request, tag, rows, n, wait, !*begun);
-  *begun = true;
+  if (!text_new(&t, request->n)) return hl__error_memory(error);
+  put_statement(&t, self, request, wait);
+  self->begun = true;
   int64_t end = hl__now_ms() + wait;
-  int status = hl__pg_send(session, t.data, error);
+  int status = hl__pg_send(self->session, t.data, error);
   free(t.data);
-  if (status) return status;
-  return answer_judge(session, request, end, request->try_once, token, error);
+  return status ? status : answer_judge(self, request, end, request->try_once, error);
 }
 
-/* Takes all rows in one trip, if they are free. *begun: a transaction is open. HL_TIMEOUT: they are
-   not free, or the request does not fit. HL__TABLES_LOCKED: they are free, but another session has
-   locked the tables of leases; the transaction has failed. */
-static int execute_try(hl__pg_session *session, const hl_request *request, const char *tag,
-                       bool *begun, uint64_t *token, hl_error *error) {
+/* Takes all rows in one trip, if they are free. HL_TIMEOUT: they are not free, or the request does
+   not fit. HL__TABLES_LOCKED: they are free, but another session has locked the tables of leases;
+   the transaction has failed. */
+static int execute_try(hl__pg_taking *self, const hl_request *request, hl_error *error) {
+  hl__pg_session *session = self->session;
   int status;
-  *begun = false;
-  if (!hl__pg_send_try(session, request, tag, &status, error)) return HL_TIMEOUT;
-  if (status == HL_OK) status = answer_judge(session, request, HL_FOREVER, true, token, error);
-  *begun = status == HL_OK || status == HL_TIMEOUT;
+  if (!hl__pg_send_try(session, request, self->tag, &status, error)) return HL_TIMEOUT;
+  if (status == HL_OK) status = answer_judge(self, request, HL_FOREVER, true, error);
+  self->begun = status == HL_OK || status == HL_TIMEOUT;
   if (status == HL_TIMEOUT && PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
     status = HL__TABLES_LOCKED;
-  hl__pg_try_done(session, request, *begun && status != HL__TABLES_LOCKED);
+  hl__pg_try_done(session, request, self->begun && status != HL__TABLES_LOCKED);
   return status;
 }
 
@@ -182,41 +180,37 @@ static int keep_alive_begin(hl__pg_session *session, int64_t *sent, hl_error *er
   return hl__pg_command(session, session->tag, "", sent, error);
 }
 
-/* Takes all rows of the request, one statement after the other. *sent, *token: the last one's. */
-static int rows_take(hl__pg_session *session, const hl_request *request, const char *tag,
-                     bool *begun, uint64_t *token, int64_t *sent, hl_error *error) {
+/* Takes all rows of the request, one statement after the other. */
+static int rows_take(hl__pg_taking *self, const hl_request *request, hl_error *error) {
+  hl_request part = *request;
   int status = HL_OK;
-  for (size_t done = 0; done < request->n && status == HL_OK;) {
-    size_t n = request->n - done;
-    if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
-    *sent = hl__boot_ms();
-    status = execute(session, request, tag, request->rows + done, n, begun, token, error);
-    done += n;
+  for (size_t left = request->n; left > 0 && status == HL_OK; left -= part.n, part.rows += part.n) {
+    part.n = left < STATEMENT_ROWS_MAX ? left : STATEMENT_ROWS_MAX;
+    self->sent = hl__boot_ms();
+    status = execute(self, &part, error);
   }
   return status;
 }
 
 /* Waits, with all rows held, until no lease is in the way. A request with update rows only checks
    that, and otherwise begins again, and waits with its update rows only. */
-static int leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
-                        uint64_t *token, int64_t *sent, hl_error *error) {
+static int leases_await(hl__pg_taking *self, const hl_request *request, hl_error *error) {
+  hl__pg_session *session = self->session;
   hl_request part = *request;
   size_t updates = request->extend ? 0 : hl__update_rows(request->rows, request->n);
-  if (updates == 0 || request->try_once)
-    return hl__pg_leases_await(session, request, tag, token, sent, error);
-  part.try_once = true;
-  int status = hl__pg_leases_await(session, &part, tag, token, sent, error);
-  if (status != HL_TIMEOUT) return status;
+  part.try_once = request->try_once || updates;
+  int status = hl__pg_leases_await(self, &part, error);
+  if (status != HL_TIMEOUT || updates == 0 || request->try_once) return status;
   status = hl__pg_rollback_send(session, error);
   if (status == HL_OK) status = hl__pg_settle(session, hl__pg_answer_by(session), false, error);
   if (status)
     return hl__error(error, HL_ECONNECTION, "the server did not give back in time what was locked");
-  bool begun = false;
+  self->begun = false;
   part = *request;
   part.n = updates;
   for (int i = 0; i < 2 && status == HL_OK; i++) {
-    status = rows_take(session, &part, tag, &begun, token, sent, error);
-    if (status == HL_OK) status = hl__pg_leases_await(session, &part, tag, token, sent, error);
+    status = rows_take(self, &part, error);
+    if (status == HL_OK) status = hl__pg_leases_await(self, &part, error);
     part.rows += updates;
     part.n = request->n - updates;
   }
@@ -225,31 +219,26 @@ static int leases_await(hl__pg_session *session, const hl_request *request, cons
 
 int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                      hl_error *error) {
-  char tag[HL__PG_TAG_MAX];
-  uint64_t token = 0;
-  int64_t sent = 0;
-  int status = HL_OK;
-  hl__pg_tag(session, request, tag);
-  bool begun, refused;
-  sent = hl__boot_ms();
-  status = execute_try(session, request, tag, &begun, &token, error);
-  refused = status == HL_TIMEOUT && !(begun && request->try_once);
+  hl__pg_taking self = {.session = session, .sent = hl__boot_ms()};
+  hl__pg_tag(session, request, self.tag);
+  int status = execute_try(&self, request, error);
+  bool refused = status == HL_TIMEOUT && !(self.begun && request->try_once);
   if (status == HL__TABLES_LOCKED) status = HL_TIMEOUT;
-  if (refused) status = rows_take(session, request, tag, &begun, &token, &sent, error);
+  if (refused) status = rows_take(&self, request, error);
   if (status != HL_DEADLOCK && status != HL_ECONNECTION)
-    atomic_store(&session->in_hand, false);         /* the rows held before are still held */
-  if (status == HL_ENOMEM && !begun) return status; /* nothing was sent */
-  if (status == HL_OK) status = leases_await(session, request, tag, &token, &sent, error);
+    atomic_store(&session->in_hand, false);              /* the rows held before are still held */
+  if (status == HL_ENOMEM && !self.begun) return status; /* nothing was sent */
+  if (status == HL_OK) status = leases_await(&self, request, error);
   if (status) return undo(session, request, status, grant, error);
   session->holds = true;
   session->savepoint = request->extend; /* the next extend ends it */
   session->upgraded = request->upgrade;
-  memcpy(session->tag, tag, sizeof tag);
-  status = keep_alive_begin(session, &sent, error);
+  memcpy(session->tag, self.tag, sizeof self.tag);
+  status = keep_alive_begin(session, &self.sent, error);
   if (status) return status;
   /* The lowest byte is for hand-overs inside a process. */
-  grant->token = token << 8;
-  grant->sent_ms = sent;
+  grant->token = self.token << 8;
+  grant->sent_ms = self.sent;
   return HL_OK;
 }
 
