@@ -301,11 +301,11 @@ support.each_server(function(store)
 
   it("the end of a connection costs no lock of another one that the same thread waits on, over TLS", function()
     local peer = support.process(nil)
-    local code, held = peer:call([[
+    local code, held, message = peer:call([[
       local dsn, options = ...
       options.loop = function(pending) while not pending:done() do coroutine.yield() end end
       local ours, theirs = assert(hierlock.open(dsn, options)), assert(hierlock.open(dsn, options))
-      local code, held
+      local code, held, message
       local routine = coroutine.wrap(function()
         local handle = assert(ours:acquire { "u8" })
         local other = assert(theirs:acquire { "u9" })
@@ -316,15 +316,15 @@ support.each_server(function(store)
         before = support.now()
         repeat coroutine.yield() until support.now() - before > 1
         local ok, err = handle:extend({ "u9" }, { timeout = 0.5 }) -- by the same worker
-        code, held = ok or err.code, handle:is_held()
+        code, held, message = ok or err.code, handle:is_held(), err and err.message
         other:release()
         return "done"
       end)
       repeat local done = routine() support.sleep(0.001) until done
       ours:close() theirs:close()
-      return code, held
+      return code, held, message
     ]], store.dsn, store.options)
-    assert.same({ "timeout", true }, { code, held })
+    assert.same({ "timeout", true }, { code, held }, message)
   end)
 
   describe("a holder", function()
