@@ -53,7 +53,7 @@ int hl__extension_convert(hl__extension *self, hl_lock *lock, bool exclusive, hl
 void hl__extension_commit(hl__extension *self, hl_lock *lock) {
   const hl_plan *before = lock->plan;
   lock->plan = self->whole;
-  self->whole = before;
+  self->whole = before->housed ? NULL : before; /* the lock may be freed before the call */
   if (lock->hold.token != self->token) lock->hold.token = self->token;
 }
 

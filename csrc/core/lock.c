@@ -49,26 +49,31 @@ hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options
   size_t label = options->label_size, most = sizeof((hl_holder *)0)->label;
   size_t where = options->where ? strnlen(options->where, HL_WHERE_SIZE - 1) : 0;
   if (label > most) label = most;
-  hl_lock *lock = calloc(1, sizeof *lock + label + where + 1);
+  size_t size = hl__plan_copy_size(plan);
+  hl_lock *lock = malloc(sizeof *lock + size + label + where + 1);
   if (!lock) return NULL;
-  lock->plan = hl_plan_copy(plan);
-  if (!lock->plan) {
-    free(lock);
-    return NULL;
-  }
-  lock->generation = hl__fork_generation();
-  lock->hold.manager = manager;
-  lock->held.manager = manager;
-  lock->held.plan = &lock->plan;
-  lock->held.strand = options->strand;
-  lock->held.task = options->task;
-  lock->held.kinds = options->kinds;
-  lock->held.stands = held_stands;
-  lock->held.lease = held_lease;
-  lock->label_size = label;
-  if (label) memcpy(lock->texts, options->label, label);
-  if (where) memcpy(lock->texts + label, options->where, where);
-  lock->held.where = lock->texts + label;
+  char *texts = (char *)(lock + 1) + size;
+  *lock = (hl_lock){
+      .hold.manager = manager,
+      .generation = hl__fork_generation(),
+      .plan = hl__plan_house(lock + 1, plan),
+      .label = texts,
+      .label_size = label,
+      .held =
+          {
+              .strand = options->strand,
+              .task = options->task,
+              .kinds = options->kinds,
+              .manager = manager,
+              .plan = &lock->plan,
+              .where = texts + label,
+              .stands = held_stands,
+              .lease = held_lease,
+          },
+  };
+  if (label) memcpy(texts, options->label, label);
+  if (where) memcpy(texts + label, options->where, where);
+  texts[label + where] = '\0';
   atomic_fetch_add(&manager->references, 1u);
   return lock;
 }

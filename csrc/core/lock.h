@@ -30,13 +30,11 @@ struct hl_lock {
   _Atomic(const hl_plan *) plan;
   const hl_plan *replaced; /* or NULL */
   int64_t waited;
+  const char *label; /* that it was acquired with: observers see it during an upgrade, too */
   size_t label_size;
   _Atomic(hl__occupant *) occupant; /* NULL: the owner may use the lock */
   hl__held held;                    /* in the books of the agent that acquired it */
-  /* The label that it was acquired with, as observers see it during an upgrade, too; then
-     held.where. */
-  char texts[];
-};
+}; /* and behind it, in one allocation, its first plan, the label and held.where */
 
 /* The lock belongs to the parent of this process. */
 static inline bool hl__lock_is_foreign(const hl_lock *lock) {

@@ -55,15 +55,18 @@ static void block_set(hl_plan *plan, void *block, size_t rows, size_t targets, s
   plan->byte_capacity = bytes;
 }
 
-static hl_plan *plan_new(hl_layout *layout, size_t rows, size_t targets, size_t bytes) {
-  hl_plan *plan = layout ? malloc(sizeof *plan + (size_t)block_size(rows, targets, bytes)) : NULL;
+static hl_plan *plan_init(hl_plan *plan, hl_layout *layout, size_t rows, size_t targets,
+                          size_t bytes) {
   if (!plan) return NULL;
-  *plan = (hl_plan){.layout = hl_layout_ref(layout), .ordered = true};
+  *plan = (hl_plan){.layout = layout, .ordered = true};
   block_set(plan, plan->inside, rows, targets, bytes);
   return plan;
 }
 
-hl_plan *hl_plan_new(hl_layout *layout) { return plan_new(layout, 6, 2, 96); }
+hl_plan *hl_plan_new(hl_layout *layout) {
+  hl_plan *plan = layout ? malloc(sizeof *plan + (size_t)block_size(6, 2, 96)) : NULL;
+  return plan_init(plan, plan ? hl_layout_ref(layout) : NULL, 6, 2, 96);
+}
 
 /* Makes room for so many more. A row has 32 bits for the place of its name; one bit is left for the
    room to double. */
@@ -95,7 +98,7 @@ void hl_plan_clear(hl_plan *plan) {
 }
 
 void hl_plan_free(const hl_plan *plan) {
-  if (!plan) return;
+  if (!plan || plan->housed) return;
   if (plan->rows != plan->inside) free(plan->rows);
   hl_layout_unref(plan->layout);
   free((void *)plan);
@@ -120,12 +123,25 @@ bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
   return true;
 }
 
-hl_plan *hl_plan_copy(const hl_plan *plan) {
+size_t hl__plan_copy_size(const hl_plan *plan) {
+  return sizeof *plan + (size_t)block_size(plan->row_count, plan->target_count, plan->byte_count);
+}
+
+hl_plan *hl__plan_house(void *room, const hl_plan *plan) {
   hl_plan *copy =
-      plan ? plan_new(plan->layout, plan->row_count, plan->target_count, plan->byte_count) : NULL;
+      plan_init(room, plan->layout, plan->row_count, plan->target_count, plan->byte_count);
   if (!copy) return NULL;
+  copy->housed = true;
   (void)hl__plan_append(copy, plan); /* there is room */
   hl__plan_order(copy);
+  return copy;
+}
+
+hl_plan *hl_plan_copy(const hl_plan *plan) {
+  hl_plan *copy = plan ? hl__plan_house(malloc(hl__plan_copy_size(plan)), plan) : NULL;
+  if (!copy) return NULL;
+  copy->housed = false;
+  (void)hl_layout_ref(copy->layout);
   return copy;
 }
 

@@ -28,6 +28,7 @@ struct hl_plan {
   char *bytes; /* ids, and names: a uint32_t size and the name */
   size_t byte_count, byte_capacity;
   bool ordered;    /* rows are in locking order, each once */
+  bool housed;     /* see hl__plan_house */
   hl_row inside[]; /* the room for all three, until they outgrow it */
 };
 
@@ -36,6 +37,10 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, hl_target target, hl_error *er
 /* Adds all targets and rows of other, which has the same layout. False: out of memory; plan is
    unchanged. */
 bool hl__plan_append(hl_plan *plan, const hl_plan *other);
+/* How much room a copy needs, and a copy in that room, which ends with the room. It takes no
+   reference to the layout, may not be changed, and hl_plan_free ignores it. NULL: room is NULL. */
+size_t hl__plan_copy_size(const hl_plan *plan);
+hl_plan *hl__plan_house(void *room, const hl_plan *plan);
 /* Puts the rows in locking order, each once. */
 void hl__plan_order(hl_plan *plan);
 /* The rows of a plan that is in order, as copies are. Changes nothing, so threads may share the

@@ -247,7 +247,7 @@ static int wish_check(hl_lock *lock, const hl__wish *wish, hl_options *options, 
       status =
           hl__error(error, HL_EMISUSE, "the lock is none for update: acquire it with that mode");
     if (status == HL_OK) status = hl__options_take(wish->options, options, error);
-    options->label = lock->texts;
+    options->label = lock->label;
     options->label_size = lock->label_size;
     return status;
   case HL__REFRESH:

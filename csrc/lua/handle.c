@@ -338,11 +338,11 @@ static const char *mode_name(const hl_lock *lock) { return hl_mode_name(hl_lock_
 
 /* Methods (upvalue 1), and the fields mode, token, level, waited, kind, targets. */
 static int handle_index(lua_State *L) {
-  hll_handle *self = hll_handle_test(L, 1);
   lua_settop(L, 2);
   lua_pushvalue(L, 2);
   lua_rawget(L, lua_upvalueindex(1));
   if (!lua_isnil(L, -1)) return 1;
+  const hll_handle *self = hll_handle_test(L, 1);
   const char *field = hll_word(L, 2);
   if (!self || !self->lock || !field) return 1;
 
