@@ -17,13 +17,44 @@
 
 /* ------------------------------------------------------------------ losses */
 
+/* What is asked about one lease. */
+typedef struct inquest {
+  hl__memcached_session *session;
+  const hl_lease_terms *terms;
+  int64_t deadline;
+  hl__memcached_link *link; /* to the server of the lease's place */
+} inquest;
+
+static int begin(inquest *self, uint64_t place, hl_error *error) {
+  return hl__memcached_link_of(self->session, place, self->deadline, &self->link, error);
+}
+
+/* Reads the document of that root, and leaves the link with it. */
+static int document_get(inquest *self, uint64_t root, hl__memcached_document *document,
+                        hl_error *error) {
+  int status = begin(self, root, error);
+  if (status) return status;
+  return hl__memcached_document_get(self->session, self->link, root, self->deadline, document,
+                                    error);
+}
+
+/* HL__AGAIN: another client has written it meanwhile. */
+static int document_put(const inquest *self, hl__memcached_document *document, hl_error *error) {
+  bool written = false;
+  int status = hl__memcached_document_put(self->session, self->link, document, error);
+  if (status == HL_OK)
+    status =
+        hl__memcached_document_written(self->session, self->link, self->deadline, &written, error);
+  return status || written ? status : HL__AGAIN;
+}
+
 /* There is no liveness item, or none that counts. */
-static int lost(hl__memcached_session *session, hl__memcached_link *link, const uint8_t id[16],
-                int64_t deadline, hl_error *error) {
+static int lost(const inquest *self, hl_error *error) {
   char key[HL__MEMCACHED_KEY_MAX];
   hl__memcached_item item;
-  hl__memcached_addf(&link->out, "gets %s\r\n", hl__memcached_id_key(session, "revoked", id, key));
-  int status = hl__memcached_gets(session, link, deadline, &item, error);
+  hl__memcached_addf(&self->link->out, "gets %s\r\n",
+                     hl__memcached_id_key(self->session, "revoked", self->terms->id, key));
+  int status = hl__memcached_gets(self->session, self->link, self->deadline, &item, error);
   if (status) return status;
   if (item.found) {
     const char *end = item.data + strlen(item.data);
@@ -56,22 +87,20 @@ static int granted_check(const hl__memcached_document *document, const hl_lease_
 }
 
 /* Checks the documents of a lease's other roots, too. */
-static int others_check(hl__memcached_session *session, const hl__memcached_document *document,
-                        const hl_lease_terms *terms, int64_t deadline, hl_error *error) {
+static int others_check(const inquest *self, const hl__memcached_document *document,
+                        hl_error *error) {
   const hl__memcached_entry *entry =
-      hl__memcached_document_find(document, terms->id, terms->holder);
+      hl__memcached_document_find(document, self->terms->id, self->terms->holder);
   const hl_row *rows = &document->rows[entry->first];
   size_t roots = hl__memcached_roots(&rows, entry->n);
   int status = HL_OK;
   for (size_t i = 0; i < roots && status == HL_OK; i++) {
-    hl__memcached_link *link;
+    inquest there = *self;
     hl__memcached_document other;
     if (rows[i].bucket == document->root) continue;
-    status = hl__memcached_link_of(session, rows[i].bucket, deadline, &link, error);
-    if (status == HL_OK)
-      status = hl__memcached_document_get(session, link, rows[i].bucket, deadline, &other, error);
+    status = document_get(&there, rows[i].bucket, &other, error);
     if (status) return status;
-    status = granted_check(&other, terms, error);
+    status = granted_check(&other, self->terms, error);
     hl__memcached_document_dispose(&other);
   }
   return status;
@@ -79,27 +108,26 @@ static int others_check(hl__memcached_session *session, const hl__memcached_docu
 
 /* Reads a lease at the servers: its item, and its place in its documents. HL_ELOST: a part is
    missing; the item, if there is one, is deleted. The caller frees item->data. */
-static int lease_read(hl__memcached_session *session, hl__memcached_link *link,
-                      const hl_lease_terms *terms, bool meta, int64_t deadline,
-                      hl__memcached_item *item, hl_error *error) {
+static int lease_read(const inquest *self, bool meta, hl__memcached_item *item, hl_error *error) {
+  hl__memcached_session *session = self->session;
+  hl__memcached_link *link = self->link;
+  const hl_lease_terms *terms = self->terms;
   hl__memcached_document document;
   char key[HL__MEMCACHED_KEY_MAX];
-  (void)hl__memcached_live_key(session, terms->id, terms->holder, key);
-  if (meta)
-    hl__memcached_addf(&link->out, "mg %s t v\r\n", key);
-  else
-    hl__memcached_addf(&link->out, "gets %s\r\n", key);
+  hl__memcached_addf(&link->out, meta ? "mg %s t v\r\n" : "gets %s\r\n",
+                     hl__memcached_live_key(session, terms->id, terms->holder, key));
   hl__memcached_document_ask(session, link, terms->place);
-  int status = meta ? hl__memcached_meta(session, link, deadline, item, error)
-                    : hl__memcached_gets(session, link, deadline, item, error);
+  int status = meta ? hl__memcached_meta(session, link, self->deadline, item, error)
+                    : hl__memcached_gets(session, link, self->deadline, item, error);
   if (status) return status;
-  status = hl__memcached_document_read(session, link, terms->place, deadline, &document, error);
+  status =
+      hl__memcached_document_read(session, link, terms->place, self->deadline, &document, error);
   if (status) return status;
   if (!item->found) {
-    status = lost(session, link, terms->id, deadline, error);
+    status = lost(self, error);
   } else {
     status = granted_check(&document, terms, error);
-    if (status == HL_OK) status = others_check(session, &document, terms, deadline, error);
+    if (status == HL_OK) status = others_check(self, &document, error);
     if (status == HL_ELOST &&
         hl__memcached_live_delete(session, link, terms->id, terms->holder, NULL) == HL_OK)
       link->outstanding++;
@@ -111,15 +139,15 @@ static int lease_read(hl__memcached_session *session, hl__memcached_link *link,
 /* ------------------------------------------------------------ one lease */
 
 /* One try. HL__AGAIN: another client has written the item meanwhile. */
-static int refresh_once(hl__memcached_session *session, hl__memcached_link *link,
-                        const hl_lease_terms *terms, int64_t expiry, int64_t deadline,
-                        int64_t *sent_ms, hl_error *error) {
+static int refresh_once(const inquest *self, int64_t expiry, int64_t *sent_ms, hl_error *error) {
+  hl__memcached_link *link = self->link;
+  const hl_lease_terms *terms = self->terms;
   hl__memcached_item item = {0};
   hl__memcached_record record;
   hl__memcached_buffer value = {0};
   char key[HL__MEMCACHED_KEY_MAX];
   const char *line;
-  int status = lease_read(session, link, terms, false, deadline, &item, error);
+  int status = lease_read(self, false, &item, error);
   bool known = status == HL_OK && hl__memcached_record_read(&item, &record);
   free(item.data);
   if (status) return status;
@@ -128,7 +156,7 @@ static int refresh_once(hl__memcached_session *session, hl__memcached_link *link
     return hl__error(error, HL_ECONNECTION, "the server has read a later refresh before");
   record.turn = terms->turn;
   hl__memcached_record_write(&record, &value);
-  (void)hl__memcached_live_key(session, terms->id, terms->holder, key);
+  (void)hl__memcached_live_key(self->session, terms->id, terms->holder, key);
   *sent_ms = hl__boot_ms();
   hl__memcached_addf(&link->out, "cas %s 0 %lld %zu %llu\r\n", key, (long long)expiry, value.used,
                      (unsigned long long)item.cas);
@@ -136,25 +164,22 @@ static int refresh_once(hl__memcached_session *session, hl__memcached_link *link
   hl__memcached_add(&link->out, "\r\n", 2);
   if (value.failed) link->out.failed = true;
   free(value.data);
-  status = hl__memcached_line(session, link, deadline, &line, error);
+  status = hl__memcached_line(self->session, link, self->deadline, &line, error);
   if (status) return status;
   if (strcmp(line, "STORED") == 0) return HL_OK;
   if (strcmp(line, "EXISTS") == 0) return HL__AGAIN;
-  return lost(session, link, terms->id, deadline, error);
+  return lost(self, error);
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
                          int64_t deadline, int64_t *sent_ms, hl_error *error) {
-  hl__memcached_session *session = hl__memcached_session_of(base);
-  hl__memcached_link *link;
+  inquest self = {hl__memcached_session_of(base), terms, deadline, NULL};
   int64_t expiry;
   int status = hl__memcached_expiry(ttl, &expiry, error);
-  if (status == HL_OK)
-    status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  if (status == HL_OK) status = begin(&self, terms->place, error);
   if (status) return status;
-  do {
-    status = refresh_once(session, link, terms, expiry, deadline, sent_ms, error);
-  } while (status == HL__AGAIN);
+  do status = refresh_once(&self, expiry, sent_ms, error);
+  while (status == HL__AGAIN);
   return status;
 }
 
@@ -166,12 +191,10 @@ static int64_t left_ms(const hl__memcached_item *item) {
 
 static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
                          int64_t *left, hl_error *error) {
-  hl__memcached_session *session = hl__memcached_session_of(base);
-  hl__memcached_link *link;
+  inquest self = {hl__memcached_session_of(base), terms, deadline, NULL};
   hl__memcached_item item = {0};
-  int status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
-  if (status) return status;
-  status = lease_read(session, link, terms, true, deadline, &item, error);
+  int status = begin(&self, terms->place, error);
+  if (status == HL_OK) status = lease_read(&self, true, &item, error);
   if (status == HL_OK) *left = left_ms(&item);
   free(item.data);
   return status;
@@ -180,14 +203,14 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
 static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
                       hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
-  hl__memcached_link *link;
+  hl__memcached_link *link =
+      &session->links[session->store->slots[terms->place % HL__MEMCACHED_SLOTS]];
+  inquest self = {session, terms, deadline, NULL};
   hl__memcached_document document;
   const char *line;
-  const hl__memcached_store *store = session->store;
-  link = &session->links[store->slots[terms->place % HL__MEMCACHED_SLOTS]];
   if (!confirm && link->fd < 0) /* it must not block */
     return hl__error(error, HL_ECONNECTION, "there is no connection");
-  int status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  int status = begin(&self, terms->place, error);
   if (status) return status;
   if (!confirm) {
     status = hl__memcached_live_delete(session, link, terms->id, terms->holder, error);
@@ -213,8 +236,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   const hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
   bool elsewhere = entry && !hl__memcached_document_find(&document, terms->id, terms->holder);
   hl_error reason = {0};
-  status = deleted ? granted_check(&document, terms, &reason)
-                   : lost(session, link, terms->id, deadline, &reason);
+  status = deleted ? granted_check(&document, terms, &reason) : lost(&self, &reason);
   if (terms->again && !deleted && !elsewhere && status == HL_ELOST && !*reason.revoked_by)
     status = HL__ABSENT;
   if (error) *error = reason;
@@ -224,40 +246,31 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
 
 /* Strikes the lease out of a document, and writes the document in any case: so a write that was
    sent before, and may be read late, comes to nothing. */
-static int strike(hl__memcached_session *session, uint64_t root, const uint8_t id[16],
-                  int64_t deadline, hl_error *error) {
-  for (;;) {
-    hl__memcached_link *link;
+static int strike(inquest there, uint64_t root, hl_error *error) {
+  int status;
+  do {
     hl__memcached_document document;
-    bool written;
-    int status = hl__memcached_link_of(session, root, deadline, &link, error);
-    if (status == HL_OK)
-      status = hl__memcached_document_get(session, link, root, deadline, &document, error);
+    uint64_t seconds = 0;
+    status = document_get(&there, root, &document, error);
     if (status) return status;
     if (!document.found) {
-      uint64_t seconds;
-      status = hl__memcached_time(session, link, deadline, &seconds, error);
+      status = hl__memcached_time(there.session, there.link, there.deadline, &seconds, error);
       document.token = seconds * 1000000;
     }
-    hl__memcached_entry *entry = hl__memcached_document_find(&document, id, NULL);
+    hl__memcached_entry *entry = hl__memcached_document_find(&document, there.terms->id, NULL);
     if (entry) entry->dead = true;
-    if (status == HL_OK) status = hl__memcached_document_put(session, link, &document, error);
+    if (status == HL_OK) status = document_put(&there, &document, error);
     hl__memcached_document_dispose(&document);
-    if (status == HL_OK)
-      status = hl__memcached_document_written(session, link, deadline, &written, error);
-    if (status || written) return status;
-  }
+  } while (status == HL__AGAIN);
+  return status;
 }
 
 static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
                         hl_error *error) {
-  hl__memcached_session *session = hl__memcached_session_of(base);
-  hl__memcached_link *link;
+  inquest self = {hl__memcached_session_of(base), terms, deadline, NULL};
   hl__memcached_document document;
   const char *line;
-  int status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
-  if (status == HL_OK)
-    status = hl__memcached_document_get(session, link, terms->place, deadline, &document, error);
+  int status = document_get(&self, terms->place, &document, error);
   if (status) return status;
   /* Of several roots the first, the lease's place, was written first. */
   const hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
@@ -265,31 +278,28 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
     const hl_row *rows = &document.rows[entry->first];
     size_t roots = hl__memcached_roots(&rows, entry->n);
     for (size_t i = 0; i < roots && status == HL_OK; i++)
-      if (rows[i].bucket != terms->place)
-        status = strike(session, rows[i].bucket, terms->id, deadline, error);
+      if (rows[i].bucket != terms->place) status = strike(self, rows[i].bucket, error);
   }
   hl__memcached_document_dispose(&document);
-  if (status == HL_OK) status = strike(session, terms->place, terms->id, deadline, error);
+  if (status == HL_OK) status = strike(self, terms->place, error);
   if (status == HL_OK)
-    status = hl__memcached_live_delete(session, link, terms->id, terms->holder, error);
-  if (status == HL_OK) status = hl__memcached_line(session, link, deadline, &line, error);
+    status = hl__memcached_live_delete(self.session, self.link, terms->id, terms->holder, error);
+  if (status == HL_OK) status = hl__memcached_line(self.session, self.link, deadline, &line, error);
   return status;
 }
 
 static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
-  const hl_lease_terms *terms = request->lease;
-  hl__memcached_link *link;
-  int64_t deadline = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
+  inquest self = {session, request->lease, hl__now_ms() + HL__MEMCACHED_ANSWER_MS, NULL};
   int status = hl__memcached_convert(session, request, grant, error);
-  grant->place = terms->place;
+  grant->place = request->lease->place;
   /* A late interruption is forgotten by settle. */
   (void)hl__wakeup_interruption_take(&session->wakeup);
   if (status == HL_ECONNECTION && error) error->retryable = true;
   if (status != HL_ELOST) return status;
-  status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
-  return status ? status : lost(session, link, terms->id, deadline, error);
+  status = begin(&self, grant->place, error);
+  return status ? status : lost(&self, error);
 }
 
 /* ----------------------------------------------------------------- importing */
@@ -305,9 +315,8 @@ static bool rows_are(const hl__memcached_document *document, const hl__memcached
   return true;
 }
 
-static int live_set(hl__memcached_session *session, hl__memcached_link *link,
-                    const hl_lease_terms *terms, hl__memcached_record *record, int64_t expiry) {
-  const hl_store_config *config = session->store->config;
+static void live_set(const inquest *self, hl__memcached_record *record, int64_t expiry) {
+  const hl_store_config *config = self->session->store->config;
   hl__memcached_buffer value = {0};
   char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
   hl_holder *holder = &record->holder;
@@ -317,118 +326,106 @@ static int live_set(hl__memcached_session *session, hl__memcached_link *link,
   (void)snprintf(holder->host, sizeof holder->host, "%s", config->host);
   hl__memcached_record_write(record, &value);
   (void)snprintf(command, sizeof command, "set %s 0 %lld",
-                 hl__memcached_live_key(session, terms->id, terms->holder, key), (long long)expiry);
-  hl__memcached_put(link, command, &value);
+                 hl__memcached_live_key(self->session, self->terms->id, self->terms->holder, key),
+                 (long long)expiry);
+  hl__memcached_put(self->link, command, &value);
   free(value.data);
-  return HL_OK;
 }
 
 /* The lease belongs to the new holder in another root's document, too. */
-static int adopt_elsewhere(hl__memcached_session *session, uint64_t root,
-                           const hl_lease_terms *terms, int64_t deadline, hl_error *error) {
-  for (;;) {
-    hl__memcached_link *link;
+static int adopt_elsewhere(inquest there, uint64_t root, hl_error *error) {
+  int status;
+  do {
     hl__memcached_document document;
-    bool written = false;
-    int status = hl__memcached_link_of(session, root, deadline, &link, error);
-    if (status == HL_OK)
-      status = hl__memcached_document_get(session, link, root, deadline, &document, error);
+    status = document_get(&there, root, &document, error);
     if (status) return status;
-    hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
+    hl__memcached_entry *entry = hl__memcached_document_find(&document, there.terms->id, NULL);
     if (!entry) {
       status = hl__error(error, HL_ELOST, "Memcached has forgotten the lease");
     } else {
-      memcpy(entry->holder, terms->holder, sizeof entry->holder);
-      status = hl__memcached_document_put(session, link, &document, error);
-      if (status == HL_OK)
-        status = hl__memcached_document_written(session, link, deadline, &written, error);
+      memcpy(entry->holder, there.terms->holder, sizeof entry->holder);
+      status = document_put(&there, &document, error);
     }
     hl__memcached_document_dispose(&document);
-    if (status || written) return status;
-  }
+  } while (status == HL__AGAIN);
+  return status;
 }
 
 /* The entry of the document is the request's, and its holder lives and knows the secret. HL_OK:
    *record. */
-static int adopt_check(hl__memcached_session *session, hl__memcached_link *link,
-                       const hl__memcached_document *document, const hl__memcached_entry *entry,
-                       const hl_request *request, int64_t deadline, hl__memcached_record *record,
-                       hl_error *error) {
-  const hl_lease_terms *terms = request->lease;
+static int adopt_check(const inquest *self, const hl__memcached_document *document,
+                       const hl__memcached_entry *entry, const hl_request *request,
+                       hl__memcached_record *record, hl_error *error) {
   hl__memcached_item item;
   char key[HL__MEMCACHED_KEY_MAX];
-  if (!entry || !entry->granted) return lost(session, link, terms->id, deadline, error);
-  hl__memcached_addf(&link->out, "gets %s\r\n",
-                     hl__memcached_live_key(session, entry->id, entry->holder, key));
-  int status = hl__memcached_gets(session, link, deadline, &item, error);
+  if (!entry || !entry->granted) return lost(self, error);
+  hl__memcached_addf(&self->link->out, "gets %s\r\n",
+                     hl__memcached_live_key(self->session, entry->id, entry->holder, key));
+  int status = hl__memcached_gets(self->session, self->link, self->deadline, &item, error);
   if (status) return status;
-  bool found = item.found;
-  bool known = found && hl__memcached_record_read(&item, record);
+  bool known = item.found && hl__memcached_record_read(&item, record);
   free(item.data);
-  if (!found) return lost(session, link, terms->id, deadline, error);
-  if (!known) return garbage(terms->id, error);
-  if (memcmp(record->secret, terms->secret, sizeof record->secret) != 0)
+  if (!item.found) return lost(self, error);
+  if (!known) return garbage(self->terms->id, error);
+  if (memcmp(record->secret, self->terms->secret, sizeof record->secret) != 0)
     return hl__error(error, HL_ELOST, "the text is not that of the lease");
   if (rows_are(document, entry, request)) return HL_OK;
   return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
 }
 
 /* One try. HL__AGAIN: another client has written the document meanwhile. */
-static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
-                      const hl_request *request, int64_t expiry, int64_t deadline, hl_grant *grant,
+static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, hl_grant *grant,
                       hl_error *error) {
-  const hl_lease_terms *terms = request->lease;
+  hl__memcached_session *session = self->session;
   hl__memcached_document document;
   hl__memcached_record record;
   uint8_t former[16];
   const char *line;
   bool written = false;
-  int status = hl__memcached_document_get(session, link, grant->place, deadline, &document, error);
+  int status = document_get(self, grant->place, &document, error);
   if (status) return status;
-  hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
-  status = adopt_check(session, link, &document, entry, request, deadline, &record, error);
+  hl__memcached_link *link = self->link;
+  hl__memcached_entry *entry = hl__memcached_document_find(&document, self->terms->id, NULL);
+  status = adopt_check(self, &document, entry, request, &record, error);
   /* The lease may be a later import's. */
   if (status == HL_OK && atomic_load(&session->wakeup.interrupted))
     status = hl__error(error, HL_CANCELLED, "the import was interrupted");
   if (status == HL_OK) {
     memcpy(former, entry->holder, sizeof former);
-    memcpy(entry->holder, terms->holder, sizeof entry->holder);
+    memcpy(entry->holder, self->terms->holder, sizeof entry->holder);
     grant->token = entry->token;
     grant->sent_ms = hl__boot_ms();
-    (void)live_set(session, link, terms, &record, expiry);
+    live_set(self, &record, expiry);
     status = hl__memcached_document_put(session, link, &document, error);
   }
   hl__memcached_document_dispose(&document);
   if (status) return status;
-  status = hl__memcached_line(session, link, deadline, &line, error);
+  status = hl__memcached_line(session, link, self->deadline, &line, error);
   if (status == HL_OK)
-    status = hl__memcached_document_written(session, link, deadline, &written, error);
+    status = hl__memcached_document_written(session, link, self->deadline, &written, error);
   if (status == HL_OK && !written) status = HL__AGAIN;
   const hl_row *rows = request->rows;
   size_t roots = hl__memcached_roots(&rows, request->n);
   for (size_t i = 1; i < roots && status == HL_OK; i++)
-    status = adopt_elsewhere(session, rows[i].bucket, terms, deadline, error);
-  if (status == HL_OK) status = hl__memcached_live_delete(session, link, terms->id, former, error);
-  if (status == HL_OK) status = hl__memcached_line(session, link, deadline, &line, error);
+    status = adopt_elsewhere(*self, rows[i].bucket, error);
+  if (status == HL_OK)
+    status = hl__memcached_live_delete(session, link, self->terms->id, former, error);
+  if (status == HL_OK) status = hl__memcached_line(session, link, self->deadline, &line, error);
   return status;
 }
 
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error) {
-  hl__memcached_session *session = hl__memcached_session_of(base);
-  int64_t ttl = request->lease->ttl, expiry;
-  int64_t deadline = hl__late_answer_by(request->deadline);
-  hl__memcached_link *link;
+  inquest self = {hl__memcached_session_of(base), request->lease,
+                  hl__late_answer_by(request->deadline), NULL};
+  int64_t expiry;
   const hl_row *roots = request->rows;
   (void)hl__memcached_roots(&roots, request->n);
   grant->place = roots->bucket;
-  int status = hl__memcached_expiry(ttl, &expiry, error);
-  if (status == HL_OK)
-    status = hl__memcached_link_of(session, grant->place, deadline, &link, error);
+  int status = hl__memcached_expiry(self.terms->ttl, &expiry, error);
   if (status) return status;
-  do {
-    status = adopt_once(session, link, request, expiry, deadline, grant, error);
-  } while (status == HL__AGAIN);
+  do status = adopt_once(&self, request, expiry, grant, error);
+  while (status == HL__AGAIN);
   return status == HL_TIMEOUT ? hl__error_as(error, HL_ECONNECTION) : status;
 }
 

@@ -462,10 +462,11 @@ static int sharer_find(const taking *self, hl__memcached_document *document, siz
   return HL_OK;
 }
 
-/* Writes the request's rows of the entry in that mode. */
+/* Writes the request's rows of the entry in that mode. HL__AGAIN: another client has written the
+   document meanwhile. */
 static int mode_write(const taking *self, hl__memcached_link *link,
-                      hl__memcached_document *document, size_t own, hl_mode mode, bool *written,
-                      hl_error *error) {
+                      hl__memcached_document *document, size_t own, hl_mode mode, hl_error *error) {
+  bool written = false;
   const hl_request *request = self->request;
   for (size_t i = 0; i < request->n; i++) {
     hl_row *row = hl__memcached_row_of(document, &document->entries[own], &request->rows[i]);
@@ -474,8 +475,9 @@ static int mode_write(const taking *self, hl__memcached_link *link,
   }
   self->grant->sent_ms = hl__boot_ms();
   int status = hl__memcached_document_put(self->session, link, document, error);
-  if (status) return status;
-  return hl__memcached_document_written(self->session, link, answer_by(self), written, error);
+  if (status == HL_OK)
+    status = hl__memcached_document_written(self->session, link, answer_by(self), &written, error);
+  return status || written ? status : HL__AGAIN;
 }
 
 /* Whether the liveness item is there still: then no client has struck the lease out, nor will. */
@@ -503,7 +505,6 @@ static int convert_once(taking *self, hl__memcached_link *link, hl__memcached_do
                         step *next, hl_error *error) {
   const hl_request *request = self->request;
   size_t own = own_find(self, document), sharer = SIZE_MAX;
-  bool written = false;
   if (own == document->n || !document->entries[own].granted)
     return hl__error(error, HL_ELOST, "Memcached has no such lease any more");
   const hl_row *roots = &document->rows[document->entries[own].first];
@@ -525,9 +526,8 @@ static int convert_once(taking *self, hl__memcached_link *link, hl__memcached_do
     document->entries[own].token = ++document->token;
     self->token = document->token;
   }
-  status = mode_write(self, link, document, own, *next == SHARE ? HL_SHARED : HL_EXCLUSIVE,
-                      &written, error);
-  if (status || !written) return status ? status : HL__AGAIN;
+  status = mode_write(self, link, document, own, *next == SHARE ? HL_SHARED : HL_EXCLUSIVE, error);
+  if (status) return status;
   if (*next != MARK) return alive_check(self, error);
   *next = FINISH;
   return HL__AGAIN;
