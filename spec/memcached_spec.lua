@@ -321,6 +321,28 @@ describe("Memcached", function()
 
     -- ------------------------------------------------------- when it forgets
 
+    it("says to those who ask for a lease that the connection is the matter when the server is silent", function()
+      local calls = {
+        refresh = function(_, handle) return handle:refresh() end,
+        check = function(_, handle) return handle:check() end,
+        release = function(_, handle) return handle:release { confirm = true } end,
+        holders = function(one) return one:holders(U1) end,
+      }
+      local managers, handles, said = {}, {}, {}
+      for name in pairs(calls) do
+        managers[name] = open { pool_size = 1 }
+        handles[name] = assert(managers[name]:acquire({ name }, { ttl = 3, auto_refresh = false }))
+      end
+      finally(store.continue)
+      store.stop()
+      for name, call in pairs(calls) do
+        local ok, err = call(managers[name], handles[name])
+        said[name] = not ok and err.code
+      end
+      store.continue()
+      assert.same({ refresh = "connection", check = "connection", release = "connection", holders = "connection" }, said)
+    end)
+
     it("tells a holder whose document alone was forgotten, at his refresh", function()
       local handle = assert(manager:acquire(R1, { ttl = LONG }))
       store.say("delete " .. document_key())

@@ -14,6 +14,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum {
@@ -41,9 +42,11 @@ static int clean(void **state) {
 }
 
 static hl_manager *open_manager(void) {
+  static const struct hl_store_ops *const stores[] = {&hl_store_memcached, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
   config.dsn = dsn;
+  config.stores = stores;
   assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_OK);
   return manager;
 }
@@ -166,6 +169,29 @@ static void a_cancelled_manager_ends_all_waits_and_stays(void **state) {
   hl_plan_free(free_one);
 }
 
+static void a_cancelled_manager_ends_a_wait_at_memcached(void **state) {
+  (void)state;
+  const char *server = getenv("HIERLOCK_MEMCACHED_DSN");
+  if (!server) skip();
+  char file[sizeof dsn];
+  memcpy(file, dsn, sizeof dsn);
+  (void)snprintf(dsn, sizeof dsn, "%s?prefix=cancel", server);
+  hl_manager *manager = open_manager(), *holder = open_manager();
+  memcpy(dsn, file, sizeof dsn);
+  hl_lock *lock = take(holder);
+  waiter thread = {.manager = manager, .timeout = PATIENCE_S * 2000};
+  pthread_t id;
+  assert_int_equal(pthread_create(&id, NULL, wait_main, &thread), 0);
+  await_waiters(manager, 1);
+  hl_manager_cancel(manager);
+  assert_int_equal(pthread_join(id, NULL), 0);
+  assert_int_equal(thread.status, HL_CANCELLED);
+  assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
+  hl_lock_free(lock);
+  hl_manager_close(holder);
+  hl_manager_close(manager);
+}
+
 static void a_result_that_was_closed_away_is_no_lock(void **state) {
   (void)state;
   hl_manager *manager = open_manager(), *other = open_manager();
@@ -241,6 +267,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_cancelled_thread_leaves_nothing_behind),
       cmocka_unit_test(a_cancelled_manager_ends_all_waits_and_stays),
+      cmocka_unit_test(a_cancelled_manager_ends_a_wait_at_memcached),
       cmocka_unit_test(a_result_that_was_closed_away_is_no_lock),
       cmocka_unit_test(forked_siblings_are_two_agents),
       cmocka_unit_test(nothing_is_left),

@@ -296,7 +296,6 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   grant->place = request->lease->place;
   /* A late interruption is forgotten by settle. */
   (void)hl__wakeup_interruption_take(&session->wakeup);
-  if (status == HL_ECONNECTION && error) error->retryable = true;
   if (status != HL_ELOST) return status;
   status = begin(&self, grant->place, error);
   return status ? status : lost(&self, error);
@@ -426,7 +425,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   if (status) return status;
   do status = adopt_once(&self, request, expiry, grant, error);
   while (status == HL__AGAIN);
-  return status == HL_TIMEOUT ? hl__error_as(error, HL_ECONNECTION) : status;
+  return status;
 }
 
 /* ------------------------------------------------------------ many leases */
@@ -672,7 +671,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
   int status = inquire(&self, error);
   /* Note the ids before a caller sees them. */
   if (status == HL_OK) status = hl__memcached_settle(self.session, deadline, error);
-  return status;
+  return status == HL_TIMEOUT ? hl__error_as(error, HL_ECONNECTION) : status;
 }
 
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,

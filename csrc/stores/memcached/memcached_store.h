@@ -146,9 +146,9 @@ void hl__memcached_link_free(hl__memcached_link *link);
 int hl__memcached_broken(hl__memcached_link *link, hl_error *error);
 int hl__memcached_ended(hl__memcached_link *link, const char *why, hl_error *error);
 /* Waits until there is something to read, or room to write (POLLIN, POLLOUT). HL_OK, HL_TIMEOUT,
-   HL_CANCELLED, HL_ECONNECTION. */
-int hl__memcached_await(const hl__memcached_session *session, const hl__memcached_link *link,
-                        short events, int64_t deadline);
+   HL_CANCELLED (interrupted, where the session is interruptible), HL_ECONNECTION. */
+int hl__memcached_await(const hl__memcached_session *session, int fd, short events,
+                        int64_t deadline);
 
 /* Appends; the send reports want of memory. */
 void hl__memcached_add(hl__memcached_buffer *buffer, const void *data, size_t size);
@@ -159,8 +159,8 @@ void hl__memcached_put(hl__memcached_link *link, const char *command,
 /* Sends what can be sent without blocking. HL_OK, HL_ECONNECTION. */
 int hl__memcached_flush(hl__memcached_link *link, hl_error *error);
 /* The next line of the answers, until the deadline; valid until the next call. An answer that is
-   an error is one: HL_ESTORE. HL_TIMEOUT, HL_ECONNECTION: the connection has ended, and it
-   may have been done. */
+   an error is one: HL_ESTORE. HL_ECONNECTION: the connection has ended, also as there was no
+   answer, and it may have been done. */
 int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                        const char **line, hl_error *error);
 /* An item, as gets (cas) and mg with t and v (left) tell. */
@@ -183,8 +183,8 @@ int hl__memcached_presence(hl__memcached_session *session, hl__memcached_link *l
 int hl__memcached_settle(hl__memcached_session *session, int64_t deadline, hl_error *error);
 /* Whether no connection has ended, without a round trip. */
 bool hl__memcached_stands(hl__memcached_session *session);
-/* Sleeps until the session is interrupted, or until then. */
-void hl__memcached_sleep(hl__memcached_session *session, int64_t until);
+/* Sleeps until then: HL_TIMEOUT; or until an interruptible session is interrupted: HL_CANCELLED. */
+int hl__memcached_sleep(const hl__memcached_session *session, int64_t until);
 
 /* ---- server.c */
 

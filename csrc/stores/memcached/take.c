@@ -234,8 +234,7 @@ static int await(taking *self, const hl__memcached_entry *blocker, bool downgrad
     bool present;
     int64_t until = hl__now_ms() + 1 + draw(self->session) % pause;
     if (request->deadline < until) until = request->deadline;
-    hl__memcached_sleep(self->session, until);
-    if (request->cancellable && atomic_load(&self->session->wakeup.interrupted))
+    if (hl__memcached_sleep(self->session, until) == HL_CANCELLED)
       return hl__error(error, HL_CANCELLED, "the wait was cancelled");
     bool over = hl__left_ms(request->deadline) == 0;
     int status = peek(self, blocker, &present, error);
@@ -312,14 +311,14 @@ static int enter_once(taking *self, hl__memcached_link *link, hl__memcached_docu
 
 /* Another client has written the document. HL_OK: it may be tried again. */
 static int again(taking *self, uint32_t tries, hl_error *error) {
-  if (self->request->cancellable && atomic_load(&self->session->wakeup.interrupted))
+  if (self->session->interruptible && atomic_load(&self->session->wakeup.interrupted))
     return hl__error(error, HL_CANCELLED, "the wait was cancelled");
   if (hl__left_ms(self->end) == 0)
     return hl__error(error, HL_TIMEOUT, "the lock is not free, or too many write below its root");
   /* Many write the same document: apart from each other, in the end one gets through. */
   if (tries > 2) {
     int64_t until = hl__now_ms() + draw(self->session) % (tries < 10 ? tries : 10);
-    hl__memcached_sleep(self->session, until < self->end ? until : self->end);
+    (void)hl__memcached_sleep(self->session, until < self->end ? until : self->end);
   }
   return HL_OK;
 }
@@ -382,18 +381,20 @@ static int enter_all(taking *self, hl_error *error) {
 }
 
 /* Without its liveness item, whatever a document has of it counts for nothing. */
-static int undo(const taking *self, int status) {
+static int undo(const taking *self, int status, hl_error *error) {
   hl__memcached_link *link;
+  hl_error reason;
   int64_t deadline = hl__now_ms() + UNDO_MS;
-  if (hl__memcached_link_of(self->session, self->home, deadline, &link, NULL) != HL_OK)
-    return HL_ECONNECTION;
-  hl__memcached_addf(&link->out, "delete %s\r\n", self->key);
-  if (hl__memcached_flush(link, NULL) != HL_OK) return HL_ECONNECTION;
-  link->outstanding++;
+  int undone = hl__memcached_link_of(self->session, self->home, deadline, &link, &reason);
+  if (undone == HL_OK) {
+    hl__memcached_addf(&link->out, "delete %s\r\n", self->key);
+    undone = hl__memcached_flush(link, &reason);
+    link->outstanding++;
+  }
   /* The core may try once more under the same name. */
-  if (status == HL_TIMEOUT && hl__memcached_settle(self->session, deadline, NULL) != HL_OK)
-    return HL_ECONNECTION;
-  return status;
+  if (undone == HL_OK && status == HL_TIMEOUT)
+    undone = hl__memcached_settle(self->session, deadline, &reason);
+  return undone ? hl__error(error, HL_ECONNECTION, "%s", reason.message) : status;
 }
 
 static int refuse(const hl_request *request, hl_error *error) {
@@ -418,17 +419,11 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
   hl__memcached_record_of(session, request, &record);
   hl__memcached_record_write(&record, &self.live);
   (void)hl__memcached_live_key(session, request->lease->id, request->lease->holder, self.key);
-  session->interruptible = request->cancellable;
+  session->interruptible = true;
   status = enter_all(&self, error);
   session->interruptible = false;
   grant->token = self.token;
-  if (status == HL_TIMEOUT && !hl__memcached_stands(session))
-    status = HL_ECONNECTION; /* it has not answered in time */
-  if (status && status != HL_ECONNECTION && self.lives) status = undo(&self, status);
-  if (status == HL_ECONNECTION && error) {
-    error->status = status;
-    error->retryable = true;
-  }
+  if (status && status != HL_ECONNECTION && self.lives) status = undo(&self, status, error);
   if (status && status != HL_ECONNECTION) grant->sent_ms = 0;
   free(self.live.data);
   /* A late interruption is forgotten by settle. */
@@ -564,14 +559,11 @@ int hl__memcached_convert(hl__memcached_session *session, const hl_request *requ
   int64_t answer = hl__now_ms() + TRY_MS;
   (void)hl__memcached_live_key(session, request->lease->id, request->lease->holder, self.key);
   if (!request->upgrade) return convert(&self, SHARE, answer, error);
-  session->interruptible = request->cancellable;
+  session->interruptible = true;
   int status = convert(&self, MARK, request->try_once ? answer : request->deadline, error);
   session->interruptible = false;
   if (status == HL_OK) grant->token = self.token;
   if (status != HL_TIMEOUT && status != HL_CANCELLED) return status;
-  hl_request back = *request;
-  back.cancellable = false;
-  self.request = &back;
   self.patience = hl__answer_by(request->deadline);
   hl_error reason;
   int undone = convert(&self, SHARE, hl__now_ms() + TRY_MS, &reason);

@@ -89,9 +89,9 @@ int hl__memcached_ended(hl__memcached_link *link, const char *why, hl_error *err
                    link->server->port, why);
 }
 
-int hl__memcached_await(const hl__memcached_session *session, const hl__memcached_link *link,
-                        short events, int64_t deadline) {
-  return hl__socket_await(session->store->config, link->fd, events,
+int hl__memcached_await(const hl__memcached_session *session, int fd, short events,
+                        int64_t deadline) {
+  return hl__socket_await(session->store->config, fd, events,
                           session->interruptible ? &session->wakeup : NULL, deadline);
 }
 
@@ -152,7 +152,7 @@ static int more(hl__memcached_session *session, hl__memcached_link *link, int64_
     if (status == HL_OK) status = read_some(link, &n, error);
     if (status || n > 0) return status;
     short events = link->out.used > 0 ? POLLIN | POLLOUT : POLLIN;
-    status = hl__memcached_await(session, link, events, deadline);
+    status = hl__memcached_await(session, link->fd, events, deadline);
     if (status == HL_TIMEOUT)
       return hl__error(error, HL_TIMEOUT, "memcached at %s:%u does not answer", link->server->host,
                        link->server->port);
@@ -215,7 +215,7 @@ int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
   if (link->fd < 0) return hl__error(error, HL_ECONNECTION, "the connection has ended");
   int status = skip(session, link, deadline, error);
   if (status == HL_OK) status = raw_line(session, link, deadline, &found, error);
-  if (status == HL_TIMEOUT) hl__memcached_end(link); /* no caller awaits it */
+  if (status == HL_TIMEOUT) return hl__memcached_ended(link, "it does not answer", error);
   if (status) return status;
   *line = found;
   if (!begins(found, "ERROR") && !begins(found, "CLIENT_ERROR") && !begins(found, "SERVER_ERROR"))
@@ -240,7 +240,7 @@ static int item_bytes(hl__memcached_session *session, hl__memcached_link *link, 
     return hl__memcached_ended(link, "the answer is none of Memcached's", error);
   while (link->in.used - link->in_read < item->size + 2) {
     int status = more(session, link, deadline, error);
-    if (status == HL_TIMEOUT) hl__memcached_end(link);
+    if (status == HL_TIMEOUT) return hl__memcached_ended(link, "it does not answer", error);
     if (status) return status;
   }
   const char *from = link->in.data + link->in_read;
@@ -329,6 +329,6 @@ bool hl__memcached_stands(hl__memcached_session *session) {
   return true;
 }
 
-void hl__memcached_sleep(hl__memcached_session *session, int64_t until) {
-  (void)hl__socket_await(session->store->config, -1, 0, &session->wakeup, until);
+int hl__memcached_sleep(const hl__memcached_session *session, int64_t until) {
+  return hl__memcached_await(session, -1, 0, until);
 }
