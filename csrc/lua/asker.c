@@ -68,7 +68,8 @@ static uint64_t strand_number(lua_State *L, const hll_manager *self) {
 
 void hll_asker_find(lua_State *L, const hll_manager *self, hll_asker *asker) {
   asker->strand = strand_number(L, self);
-  hll_where(L, asker->where);
+  asker->where[0] = '\0';
+  if (self->names_lines) hll_where(L, asker->where);
 }
 
 void hll_asker_add(lua_State *L, const hll_manager *self, const hll_asker *asker,

@@ -50,7 +50,6 @@ static void push_position(lua_State *L) {
 void hll_where(lua_State *L, char where[HL_WHERE_SIZE]) {
   lua_Debug ar;
   char digits[12], *digit = digits + sizeof digits;
-  where[0] = '\0';
   if (!find_caller(L, &ar)) return;
   *--digit = '\0';
   for (unsigned line = (unsigned)ar.currentline; line; line /= 10)

@@ -36,7 +36,7 @@ int hll_failure(lua_State *L, const hl_error *error, int target);
 /* Pushes nil, err with the binding's own status and message. */
 int hll_fail(lua_State *L, int status, const char *message);
 int hll_is_error(lua_State *L);
-/* Writes the line from which the program called, "file:line", for messages; "" where it is not
+/* Writes the line from which the program called, "file:line", for messages; nothing where it is not
    known. Allocates nothing. */
 void hll_where(lua_State *L, char where[HL_WHERE_SIZE]);
 void hll_error_register(lua_State *L);
@@ -115,6 +115,7 @@ typedef struct hll_manager {
   bool warn_unreleased, check_order, check_units; /* report.c */
   bool prints_order;                              /* to stderr, and not to a function */
   bool raises_order;                              /* against the order of units */
+  bool names_lines;                               /* a deadlock or a report may name its calls */
   hll_report *reports;                            /* still to be told */
 } hll_manager;
 

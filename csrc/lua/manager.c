@@ -446,6 +446,8 @@ int hll_manager_open(lua_State *L) {
   self->prints_order = options.prints_order;
   self->raises_order = options.raises_order;
   self->check_units = options.check_units && options.config.units;
+  self->names_lines = !self->manager->ops->traits.grants_all || options.warn_unreleased ||
+                      options.check_order || options.config.units;
   lua_settop(L, manager);
   return 1;
 }
