@@ -276,11 +276,12 @@ static void made(hl_pending *pending, int status, const hl_error *error, hl__blo
   hl__manager_mutex_unlock(manager);
   if (!given_up) return;
   blockers_free(found);
-  /* A lock must not claim what a downgrade has given up, whether or not the owner waits for it. */
+  /* A lock shows what it has, whether or not the owner waits for it. A lease asks its store. */
+  bool shows = call->kind == HL__DOWNGRADE || (call->kind == HL__UPGRADE && !call->lock->lease);
   if (acquires)
     give_away(pending);
   else
-    occupation_end(pending, call->kind == HL__DOWNGRADE && hl__call_commits(call, status));
+    occupation_end(pending, shows && hl__call_commits(call, status));
   hl__exit_await_end();
 }
 

@@ -37,6 +37,7 @@ static struct {
   atomic_bool told;      /* bytes have come that are not read yet */
   atomic_bool blocked;   /* a lock is not granted: its wait ends in time */
   atomic_bool hangs;     /* nor does its wait end in time */
+  atomic_bool deaf;      /* and it hears of no interruption */
   atomic_int early;      /* ms after which a wait ends, though its time is not up */
   atomic_bool asks;      /* who holds is not said as long as this */
   atomic_bool ends;      /* the connection ends right behind the answer to a sign of life */
@@ -91,7 +92,7 @@ static int fake_take(hl_session *base, const hl_request *request, hl_grant *gran
   atomic_fetch_add(&store.locks, 1);
   while (store.blocked || store.hangs) {
     int64_t now = hl__now_ms();
-    if (self->interrupted || now - begun > HANGS_MS)
+    if ((self->interrupted && !store.deaf) || now - begun > HANGS_MS)
       return hl__error(error, HL_ECONNECTION, "the connection has ended");
     if (!store.hangs && (request->try_once || now > request->deadline ||
                          (store.early && now - begun >= store.early))) {
@@ -167,7 +168,7 @@ static int fake_parse(char *text, hl_dsn *dsn, hl_error *error) {
 static const hl_store_ops fake = {
     .abi = HL_STORE_ABI,
     .scheme = "mysql",
-    .traits = {.scarce = true, .expires = true, .blocks = true},
+    .traits = {.scarce = true, .expires = true, .blocks = true, .updates = true},
     .parse = fake_parse,
     .open = fake_open,
     .close = fake_close,
@@ -393,6 +394,32 @@ static void an_extend_in_vain_keeps_the_lock(void **state) {
   assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL), HL_TIMEOUT);
   assert_true(hl_lock_is_held(lock));
   hl_pending_free(pending);
+  hl_plan_free(plan);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+/* The store has it exclusive, and gives no single row back. */
+static void an_upgrade_that_is_granted_though_it_was_cancelled_shows(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  const hl_id ids[] = {{"u1", 2}, {"a1", 2}, {"r1", 2}};
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  hl_lock *lock;
+  hl_pending *pending;
+  assert_int_equal(hl_plan_add(plan, ids, 3, HL_UPDATE, false, NULL), HL_OK);
+  assert_int_equal(hl_acquire(manager, plan, NULL, &lock, NULL), HL_OK);
+  uint64_t token = hl_lock_token(lock);
+  store.hangs = store.deaf = true;
+  assert_int_equal(hl_lock_start_upgrade(lock, NULL, &pending, NULL), HL_OK);
+  (void)await(&store.locks, 2);
+  hl_pending_cancel(pending);
+  hl_pending_free(pending);
+  store.hangs = false;
+  while (hl_lock_look(lock) == HL_IN_USE) (void)usleep(500);
+  assert_int_equal(hl_lock_mode(lock), HL_EXCLUSIVE);
+  assert_true(hl_lock_token(lock) > token);
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_EUNSUPPORTED);
   hl_plan_free(plan);
   hl_lock_free(lock);
   hl_manager_close(manager);
@@ -758,6 +785,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_sign_of_life_before_an_extend_is_not_awaited_after_it),
       cmocka_unit_test(no_sign_of_life_is_sent_behind_a_release),
       cmocka_unit_test(an_extend_in_vain_keeps_the_lock),
+      cmocka_unit_test(an_upgrade_that_is_granted_though_it_was_cancelled_shows),
       cmocka_unit_test(a_call_that_is_given_up_waits_for_no_connection),
       cmocka_unit_test(an_acquisition_takes_the_mutex_at_most_thrice),
       cmocka_unit_test(a_release_that_is_given_up_releases),
