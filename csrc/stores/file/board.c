@@ -182,18 +182,18 @@ static void text_copy(char *out, size_t size, const char *text) {
 /* Readers are in other processes, or read through the file: they see `sequence`
    odd, or changed, when they met a change. */
 static void record_write(hl__board_record *record, const hl__file_session *session,
-                         const hl_request *request, const hl_row *rows, size_t n, int64_t since_ms,
-                         enum hl__board_state state) {
+                         const hl_request *request, int64_t since_ms, enum hl__board_state state) {
+  const hl_row *rows = request->rows;
   uint32_t sequence = atomic_load_explicit(&record->sequence, memory_order_relaxed) | 1u;
   /* An exchange, so that nothing below is done before it. */
   (void)atomic_exchange(&record->sequence, sequence);
   record->session = session->id;
   record->since_ms = since_ms;
   record->mode = (uint8_t)request->mode;
-  record->row_count = (uint16_t)n;
+  record->row_count = (uint16_t)request->n;
   record->agent = request->agent;
   record->blocks = request->blocks;
-  for (size_t i = 0; i < n; i++)
+  for (size_t i = 0; i < request->n; i++)
     record->rows[i] = (hl__board_row){
         .bucket = (uint32_t)rows[i].bucket, .level = rows[i].level, .mode = rows[i].mode};
   text_copy(record->application, sizeof record->application, hl__file_session_application(session));
@@ -209,12 +209,12 @@ static void record_write(hl__board_record *record, const hl__file_session *sessi
 void hl__file_board_show(hl__file_session *session, size_t first, const hl_request *request,
                          int64_t since_ms, enum hl__board_state state) {
   size_t count = (request->n + HL__BOARD_ROWS - 1) / HL__BOARD_ROWS;
+  hl_request part = *request;
   if (!slots_reserve(session, first + count)) return;
-  for (size_t i = 0; i < count; i++) {
-    size_t n = request->n - i * HL__BOARD_ROWS;
-    record_write(session->slots[first + i]->record, session, request,
-                 request->rows + i * HL__BOARD_ROWS, n < HL__BOARD_ROWS ? n : HL__BOARD_ROWS,
-                 since_ms, state);
+  for (size_t i = 0; i < count; i++, part.rows += part.n) {
+    size_t left = request->n - i * HL__BOARD_ROWS;
+    part.n = left < HL__BOARD_ROWS ? left : HL__BOARD_ROWS;
+    record_write(session->slots[first + i]->record, session, &part, since_ms, state);
   }
   session->slots_used = first + count;
 }

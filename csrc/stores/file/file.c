@@ -289,53 +289,59 @@ static int holding_compare(const void *a, const void *b) {
   return hl__row_compare(x, y);
 }
 
+/* A call that takes rows. slots: the slots of the board that its session used before. */
+typedef struct taking {
+  const hl_request *request;
+  size_t slots;
+  int64_t since_ms;
+  bool crowded; /* others may wait for its rows */
+} taking;
+
+/* Shows once that the call waits, if it does. */
+static void wait_show(hl__file_session *session, const taking *self) {
+  if (session->slots_used == self->slots && !self->request->try_once)
+    hl__file_board_show(session, self->slots, self->request, self->since_ms, HL__BOARD_WAITING);
+}
+
 /* Takes one row and enters it as a holding, for which there is room. `held`: of
-   the row itself, where the session has it already, else NULL. */
-static int row_take(hl__file_session *session, const hl_request *request, const hl_row *row,
-                    uint32_t hash, hl__file_holding *held, bool *crowded, size_t slots,
-                    int64_t since_ms, hl_error *error) {
-  if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)row->mode)) return HL_OK;
-  bool conversion = held != NULL;
-  hl__file_entry *entry = conversion ? held->entry : NULL;
-  int status = hl__file_row_try(session, row, hash, conversion, *crowded, &entry, error);
+   the row itself, where the session has it already in a lesser mode, else NULL. */
+static int row_take(hl__file_session *session, taking *self, const hl_row *row, uint32_t hash,
+                    hl__file_holding *held, hl_error *error) {
+  const hl_request *request = self->request;
+  hl__file_holding want = {.entry = held ? held->entry : NULL, .hash = hash, .row = *row};
+  int status = hl__file_row_try(session, &want, held, self->crowded, error);
   if (status == HL_TIMEOUT && !request->try_once) {
-    *crowded = true; /* by now others may wait for the rest */
-    if (session->slots_used == slots)
-      hl__file_board_show(session, slots, request, since_ms, HL__BOARD_WAITING);
-    entry = conversion ? held->entry : NULL;
-    status = hl__file_row_wait(session, row, hash, conversion, request->deadline, &entry, error);
+    self->crowded = true; /* by now others may wait for the rest */
+    wait_show(session, self);
+    want.entry = held ? held->entry : NULL;
+    status = hl__file_row_wait(session, &want, held, request->deadline, error);
   }
   if (status) return status;
-  if (conversion) {
+  if (held) {
     held->row.mode = HL_EXCLUSIVE;
     held->converted = true;
   } else {
-    session->holdings[session->held++] =
-        (hl__file_holding){.entry = entry, .hash = hash, .row = *row};
+    session->holdings[session->held++] = want;
   }
   /* It is locked: no lease can come on it any more that is in its way. */
   if (!hl__file_leased(session->space, hash, (hl_mode)row->mode)) return HL_OK;
-  if (!request->try_once && session->slots_used == slots)
-    hl__file_board_show(session, slots, request, since_ms, HL__BOARD_WAITING);
+  wait_show(session, self);
   return hl__file_lease_await(session, request, row, hash, error);
 }
 
-/* The same of a row that is a file of Symfony's: see flock.c. */
-static int named_row_take(hl__file_session *session, const hl_request *request, const hl_row *row,
-                          const hl__file_holding *held, size_t slots, int64_t since_ms,
-                          hl_error *error) {
-  if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)row->mode)) return HL_OK;
+/* Takes a row that is a file of Symfony's: see flock.c. */
+static int named_row_take(hl__file_session *session, const taking *self, const hl_row *row,
+                          const hl__file_holding *held, hl_error *error) {
   /* flock() would give up what it has, and then perhaps not get the other. */
   if (held)
     return hl__error(error, HL_EUNSUPPORTED,
                      "a lock that Symfony's FlockStore shares cannot be made "
                      "exclusive while it is held: acquire it exclusively");
   hl__file_holding *holding = &session->holdings[session->held];
-  int status = hl__file_flock_take(session, request, row, false, holding, error);
-  if (status == HL_TIMEOUT && !request->try_once) {
-    if (session->slots_used == slots)
-      hl__file_board_show(session, slots, request, since_ms, HL__BOARD_WAITING);
-    status = hl__file_flock_take(session, request, row, true, holding, error);
+  int status = hl__file_flock_take(session, self->request, row, false, holding, error);
+  if (status == HL_TIMEOUT && !self->request->try_once) {
+    wait_show(session, self);
+    status = hl__file_flock_take(session, self->request, row, true, holding, error);
   }
   if (status == HL_OK) session->held++;
   return status;
@@ -368,23 +374,24 @@ static bool rows_crowded(hl__file_session *session, const hl_request *request) {
    nothing that this call took is held. */
 static int rows_take(hl__file_session *session, const hl_request *request, hl_grant *grant,
                      hl_error *error) {
-  const size_t before = session->held, slots = session->slots_used;
-  int64_t since_ms = hl__unix_ms();
+  const size_t before = session->held;
+  taking self = {request, session->slots_used, hl__unix_ms(), false};
   int status = HL_OK;
   if (!holdings_reserve(session, request->n)) return hl__error_memory(error);
   if (hl__file_space_gone(session->space)) return hl__file_space_gone_error(session->space, error);
-  bool crowded = rows_crowded(session, request);
+  self.crowded = rows_crowded(session, request);
   hl__file_circle_begin(session, request);
 
   for (size_t i = 0; i < request->n && status == HL_OK; i++) {
     const hl__file_holding key = {.row = request->rows[i]};
     hl__file_holding *held =
         before > 0 ? bsearch(&key, session->holdings, before, sizeof key, holding_compare) : NULL;
+    if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)key.row.mode)) continue;
     if (is_named(&request->rows[i]))
-      status = named_row_take(session, request, &request->rows[i], held, slots, since_ms, error);
+      status = named_row_take(session, &self, &request->rows[i], held, error);
     else
-      status = row_take(session, request, &request->rows[i], session->holdings[before + i].hash,
-                        held, &crowded, slots, since_ms, error);
+      status = row_take(session, &self, &request->rows[i], session->holdings[before + i].hash, held,
+                        error);
     if (status) row_blame(status, &request->rows[i], error);
   }
   /* Looked at last: whoever opens the path from now on comes to these files, or
@@ -397,7 +404,7 @@ static int rows_take(hl__file_session *session, const hl_request *request, hl_gr
     /* A victim keeps nothing, what it extends included. */
     bool victim = status == HL_DEADLOCK;
     session_release(session, victim ? 0 : before);
-    hl__file_board_clear(session, victim ? 0 : slots);
+    hl__file_board_clear(session, victim ? 0 : self.slots);
     return status;
   }
 
@@ -412,10 +419,10 @@ static int rows_take(hl__file_session *session, const hl_request *request, hl_gr
   if (before > 0)
     qsort(session->holdings, session->held, sizeof *session->holdings, holding_compare);
   if (request->upgrade) {
-    hl__file_board_clear(session, slots); /* that it waited */
+    hl__file_board_clear(session, self.slots); /* that it waited */
     hl__file_board_convert(session, request);
   } else {
-    hl__file_board_show(session, slots, request, since_ms, HL__BOARD_HELD);
+    hl__file_board_show(session, self.slots, request, self.since_ms, HL__BOARD_HELD);
   }
   grant->sent_ms = hl__boot_ms();
   return HL_OK;

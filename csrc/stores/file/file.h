@@ -351,15 +351,15 @@ void hl__file_session_clear(hl__file_session *session);
 uint32_t hl__file_hash(uint32_t level, uint64_t bucket);
 static inline uint32_t hl__file_stripe_of(uint32_t hash) { return hash % HL__FILE_STRIPES; }
 
-/* Takes a row at once, or not: HL_OK with *entry set, HL_TIMEOUT (somebody
+/* Takes a row at once, or not: HL_OK with want->entry set, HL_TIMEOUT (another session
    holds or awaits it), HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. With `conversion`
-   the session holds it shared, and *entry is given. With `crowded` it looks
+   the session holds it shared, and the entry is given. With `crowded` it looks
    whether another process awaits the row. */
-int hl__file_row_try(hl__file_session *session, const hl_row *row, uint32_t hash, bool conversion,
-                     bool crowded, hl__file_entry **entry, hl_error *error);
-/* The same, but waits until the deadline; also HL_CANCELLED. */
-int hl__file_row_wait(hl__file_session *session, const hl_row *row, uint32_t hash, bool conversion,
-                      int64_t deadline, hl__file_entry **entry, hl_error *error);
+int hl__file_row_try(hl__file_session *session, hl__file_holding *want, bool conversion,
+                     bool crowded, hl_error *error);
+/* Like hl__file_row_try, but waits until the deadline; also HL_CANCELLED. */
+int hl__file_row_wait(hl__file_session *session, hl__file_holding *want, bool conversion,
+                      int64_t deadline, hl_error *error);
 /* Gives a row back, or back to shared. Cannot fail. Those who wait for it are not
    told: hl__file_queue_wake. */
 void hl__file_row_release(hl__file_space *space, const hl__file_holding *holding);
@@ -380,9 +380,8 @@ int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry, hl_mode
 
 /* Waits in the entry's queue, giving up the stripe's mutex while asleep. HL_OK,
    HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE. */
-int hl__file_queue_wait(hl__file_session *session, uint32_t hash, hl__file_entry *entry,
-                        hl_mode mode, bool conversion, int64_t deadline, hl_error *error)
-    HL__REQUIRES(hl__file_stripe_mutex);
+int hl__file_queue_wait(hl__file_session *session, const hl__file_holding *want, bool conversion,
+                        int64_t deadline, hl_error *error) HL__REQUIRES(hl__file_stripe_mutex);
 /* Whether anybody at all awaits any row of the stripe. */
 bool hl__file_queue_crowded(hl__file_space *space, uint32_t hash);
 /* Whether another process awaits the row. */

@@ -50,6 +50,12 @@ static void text_take(char *out, size_t size, const char *text, size_t room) {
   (void)hl__escape(out, size, text, strnlen(text, room - 1));
 }
 
+/* A lease in the way. */
+typedef struct obstacle {
+  int64_t nearest; /* ms until it ends */
+  bool update;     /* it may want to make the row exclusive */
+} obstacle;
+
 static bool same(const uint8_t a[16], const uint8_t b[16]) { return memcmp(a, b, 16) == 0; }
 
 /* ------------------------------------------------------ in the way of a row */
@@ -58,8 +64,7 @@ static bool same(const uint8_t a[16], const uint8_t b[16]) { return memcmp(a, b,
    it whose time is up. It does not look for more: there may be a hundred thousand, and each
    that ends has it look again. Model: ledger.pml, get. */
 static int chain_scan(hl__ledger *ledger, const uint8_t *exempt, const hl_row *row, uint32_t stripe,
-                      hl_mode mode, int64_t *nearest, bool *update)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+                      hl_mode mode, obstacle *found) HL__REQUIRES(hl__file_ledger_mutex) {
   uint64_t steps = (uint64_t)ledger->records * HL__LEDGER_ROWS;
   uint32_t at = hl__ledger_chain(ledger, stripe, mode);
   while (at != HL__LEDGER_NONE) {
@@ -82,8 +87,7 @@ static int chain_scan(hl__ledger *ledger, const uint8_t *exempt, const hl_row *r
         at = hl__ledger_chain(ledger, stripe, mode); /* it may have had others */
         continue;
       }
-      *nearest = left;
-      *update = record->mode == HL_UPDATE;
+      *found = (obstacle){left, record->mode == HL_UPDATE};
       return HL_TIMEOUT;
     }
     at = next;
@@ -91,41 +95,33 @@ static int chain_scan(hl__ledger *ledger, const uint8_t *exempt, const hl_row *r
   return HL_OK;
 }
 
-/* *update: who is in the way may want to make the row exclusive. */
 static int row_scan(hl__file_session *session, const hl_request *request, const hl_row *row,
-                    uint32_t hash, int64_t *nearest, bool *update, hl_error *error) {
+                    uint32_t hash, obstacle *found, hl_error *error) {
   hl__ledger *ledger = session->space->ledger;
-  uint32_t stripe = hl__file_stripe_of(hash);
   int status = ledger_take(session, false, hl__now_ms() + TAKE_MS, error);
   if (status == HL__ABSENT) return HL_OK;
-  if (status == HL_TIMEOUT) {
-    *nearest = 0; /* nobody knows: look again */
-    return status;
-  }
+  *found = (obstacle){status == HL_TIMEOUT ? 0 : HL_FOREVER, false}; /* 0: not known, look again */
   if (status) return status;
   static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED};
   for (int i = 0; i < 2 && status == HL_OK; i++)
     if (hl__modes_conflict((hl_mode)row->mode, modes[i]))
-      status = chain_scan(ledger, request->exempt, row, stripe, modes[i], nearest, update);
+      status = chain_scan(ledger, request->exempt, row, hl__file_stripe_of(hash), modes[i], found);
   hl__ledger_give(ledger);
   return status;
 }
 
 int hl__file_lease_await(hl__file_session *session, const hl_request *request, const hl_row *row,
                          uint32_t hash, hl_error *error) {
-  int64_t nearest = HL_FOREVER, deadline = request->deadline;
-  bool update = false;
+  obstacle found;
   bool gives_way = request->gives_way && hl__may_upgrade(session->base.store->layout, row);
-  int status = row_scan(session, request, row, hash, &nearest, &update, error);
+  int status = row_scan(session, request, row, hash, &found, error);
   if (status != HL_TIMEOUT || request->try_once) return status;
   hl__file_futex_enter(session, hash);
   for (;;) {
     uint32_t seen = hl__file_futex_seen(session, hash);
-    nearest = HL_FOREVER;
-    update = false;
-    status = row_scan(session, request, row, hash, &nearest, &update, error);
+    status = row_scan(session, request, row, hash, &found, error);
     if (status != HL_TIMEOUT) break;
-    if (update && gives_way) {
+    if (found.update && gives_way) {
       status = HL__BEHIND_UPDATE;
       break;
     }
@@ -135,9 +131,9 @@ int hl__file_lease_await(hl__file_session *session, const hl_request *request, c
     }
     /* Never early, as in hl__file_queue_wait. */
     int64_t now = hl__now_ms();
-    if (now > deadline) break;
-    int64_t end = hl__deadline(deadline, 1);
-    int64_t over = hl__deadline(now, nearest);
+    if (now > request->deadline) break;
+    int64_t end = hl__deadline(request->deadline, 1);
+    int64_t over = hl__deadline(now, found.nearest);
     hl__file_futex_sleep(session, hash, seen, over < end ? over : end);
   }
   hl__file_futex_leave(session, hash);

@@ -279,15 +279,16 @@ static void followers_grant(hl__file_space *space, hl__file_stripe *stripe, hl__
   }
 }
 
-int hl__file_queue_wait(hl__file_session *session, uint32_t hash, hl__file_entry *entry,
-                        hl_mode mode, bool conversion, int64_t deadline, hl_error *error) {
+int hl__file_queue_wait(hl__file_session *session, const hl__file_holding *want, bool conversion,
+                        int64_t deadline, hl_error *error) {
   hl__file_space *space = session->space;
-  uint32_t index = hl__file_stripe_of(hash);
+  hl__file_entry *entry = want->entry;
+  uint32_t index = hl__file_stripe_of(want->hash);
   hl__file_stripe *stripe = &space->stripes[index];
   hl__file_signal *signal = &space->control->signals[index];
   hl__file_waiter *waiter = &session->waiter;
   int status = HL_OK;
-  waiter->mode = mode;
+  waiter->mode = (hl_mode)want->row.mode;
   waiter->conversion = conversion;
   waiter->granted = waiter->ticketed = false;
   queue_enter(entry, waiter);
@@ -321,7 +322,7 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash, hl__file_entry
     hl__file_stripe_unlock(stripe);
     if (first)
       futex_wait(&signal->events, seen, end < now + POLL_MS ? end : now + POLL_MS, true,
-                 wake_bits(hash));
+                 wake_bits(want->hash));
     else
       futex_wait(&waiter->wakes, seen, end, false, FUTEX_BITSET_MATCH_ANY);
     int circle = hl__file_circle_scan(session, error);
@@ -336,12 +337,12 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash, hl__file_entry
   if (waiter->granted) return HL_OK;
   queue_leave(entry, waiter);
   ticket_drop(space, stripe, signal, entry, waiter);
-  if (status == HL_OK && mode == HL_SHARED) followers_grant(space, stripe, signal, entry);
+  if (status == HL_OK && waiter->mode == HL_SHARED) followers_grant(space, stripe, signal, entry);
   if (entry->first) waiter_wake(entry->first);
   /* Those who waited only for us. Behind an exclusive holder nobody can be
      granted anything before it gives the row back. */
-  if ((status != HL_OK || mode == HL_SHARED) && !hl__file_space_gone(space))
-    hl__file_queue_wake(space, hash);
+  if ((status != HL_OK || waiter->mode == HL_SHARED) && !hl__file_space_gone(space))
+    hl__file_queue_wake(space, want->hash);
   return status;
 }
 

@@ -96,59 +96,55 @@ int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry, hl_mode
 
 /* Finds the row's stripe and entry. On HL_OK the stripe's mutex is held.
    Unchecked: clang cannot follow a function that returns sometimes with it. */
-static int row_enter(hl__file_session *session, const hl_row *row, uint32_t hash,
-                     hl__file_entry **entry, hl_error *error)
+static int row_enter(hl__file_session *session, hl__file_holding *want, hl_error *error)
     HL__ACQUIRES_IF_0(hl__file_stripe_mutex) HL__UNCHECKED {
-  uint32_t index = hl__file_stripe_of(hash);
+  uint32_t index = hl__file_stripe_of(want->hash);
   hl__file_stripe *stripe = &session->space->stripes[index];
   int status = HL_OK;
   hl__file_stripe_lock(stripe);
   stripe->recent = true;
   if (stripe->fd < 0) status = hl__file_stripe_open(session->space, index, error);
-  if (status == HL_OK && !*entry) {
-    *entry = entry_find(stripe, hash, row);
-    if (!*entry) status = hl__error_memory(error);
+  if (status == HL_OK && !want->entry) {
+    want->entry = entry_find(stripe, want->hash, &want->row);
+    if (!want->entry) status = hl__error_memory(error);
   }
   if (status) hl__file_stripe_unlock(stripe);
   return status;
 }
 
-static void row_leave(hl__file_session *session, uint32_t hash, int status, hl__file_entry **entry)
+static int row_leave(hl__file_session *session, hl__file_holding *want, int status)
     HL__RELEASES(hl__file_stripe_mutex) {
-  hl__file_stripe *stripe = &session->space->stripes[hl__file_stripe_of(hash)];
+  hl__file_stripe *stripe = &session->space->stripes[hl__file_stripe_of(want->hash)];
   if (status) {
-    entry_drop(stripe, hash, *entry);
-    *entry = NULL;
+    entry_drop(stripe, want->hash, want->entry);
+    want->entry = NULL;
   }
   hl__file_stripe_unlock(stripe);
-}
-
-int hl__file_row_try(hl__file_session *session, const hl_row *row, uint32_t hash, bool conversion,
-                     bool crowded, hl__file_entry **entry, hl_error *error) {
-  uint32_t index = hl__file_stripe_of(hash);
-  int status = row_enter(session, row, hash, entry, error);
-  if (status) return status;
-  /* Nobody passes those who wait, here or elsewhere, but one who holds the row
-     shared already and whom they have to wait for. */
-  bool queue =
-      conversion
-          ? (*entry)->first && (*entry)->first->conversion
-          : (*entry)->first || (crowded && hl__file_queue_elsewhere(session->space, index, *entry));
-  status = queue ? HL_TIMEOUT
-                 : hl__file_entry_grant(&session->space->stripes[index], *entry, (hl_mode)row->mode,
-                                        conversion, error);
-  row_leave(session, hash, status, entry);
   return status;
 }
 
-int hl__file_row_wait(hl__file_session *session, const hl_row *row, uint32_t hash, bool conversion,
-                      int64_t deadline, hl__file_entry **entry, hl_error *error) {
-  int status = row_enter(session, row, hash, entry, error);
+int hl__file_row_try(hl__file_session *session, hl__file_holding *want, bool conversion,
+                     bool crowded, hl_error *error) {
+  uint32_t index = hl__file_stripe_of(want->hash);
+  int status = row_enter(session, want, error);
   if (status) return status;
-  status =
-      hl__file_queue_wait(session, hash, *entry, (hl_mode)row->mode, conversion, deadline, error);
-  row_leave(session, hash, status, entry);
-  return status;
+  hl__file_entry *entry = want->entry;
+  /* No session passes those that wait, here or elsewhere, but one that holds the row
+     shared already and for which they have to wait. */
+  bool queue = conversion ? entry->first && entry->first->conversion
+                          : entry->first ||
+                                (crowded && hl__file_queue_elsewhere(session->space, index, entry));
+  hl__file_stripe *stripe = &session->space->stripes[index];
+  if (!queue)
+    status = hl__file_entry_grant(stripe, entry, (hl_mode)want->row.mode, conversion, error);
+  return row_leave(session, want, queue ? HL_TIMEOUT : status);
+}
+
+int hl__file_row_wait(hl__file_session *session, hl__file_holding *want, bool conversion,
+                      int64_t deadline, hl_error *error) {
+  int status = row_enter(session, want, error);
+  if (status) return status;
+  return row_leave(session, want, hl__file_queue_wait(session, want, conversion, deadline, error));
 }
 
 /* -------------------------------------------------------------- giving back */
