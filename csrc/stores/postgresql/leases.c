@@ -68,6 +68,12 @@ static void text_take(const PGresult *result, int row, int column, char *out, si
   PQfreemem(data);
 }
 
+/* $1: the lease; $2: its holder. */
+static void put_names(hl__pg_part *part, const hl_lease_terms *terms) {
+  hl__pg_bytes(part, terms->id, 16);
+  hl__pg_bytes(part, terms->holder, 16);
+}
+
 /* With holder NULL, says why this holder has no record: HL_ELOST. Otherwise finds the holder of
    the record for a caller that knows the secret. HL_OK, HL_ELOST, HL__ABSENT. */
 static int record_find(hl__pg_session *session, const hl_lease_terms *terms, char holder[40],
@@ -76,8 +82,7 @@ static int record_find(hl__pg_session *session, const hl_lease_terms *terms, cha
                       .sql = "SELECT l.holder=$2::uuid,l.revoked IS NOT NULL,l.revoked_by,"
                              "l.reason,l.secret=sha256($3::bytea),l.holder::text FROM "
                              "public.hier_lock_leases l WHERE l.id=$1::uuid"};
-  hl__pg_bytes(&part, terms->id, 16);
-  hl__pg_bytes(&part, terms->holder, 16);
+  put_names(&part, terms);
   hl__pg_bytes(&part, terms->secret, 16);
   int status = run(session, &part, deadline, error);
   if (status) return status;
@@ -112,8 +117,7 @@ static int lost(hl__pg_session *session, const hl_lease_terms *terms, int64_t de
                 hl_error *error) {
   hl__pg_part part = {.number = -1, .sql = DROP(" AND token<$3::int8")};
   char token[24];
-  hl__pg_bytes(&part, terms->id, 16);
-  hl__pg_bytes(&part, terms->holder, 16);
+  put_names(&part, terms);
   hl__pg_number(&part, token, (int64_t)(terms->token >> 8));
   int status = run(session, &part, deadline, error);
   if (status) return status;
@@ -132,8 +136,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
                              "till=clock_timestamp()+$3::int8*interval '1 millisecond' WHERE "
                              "id=$1::uuid AND holder=$2::uuid AND revoked IS NULL AND "
                              "turn<$4::int8 AND token>=$5::int8"};
-  hl__pg_bytes(&part, terms->id, 16);
-  hl__pg_bytes(&part, terms->holder, 16);
+  put_names(&part, terms);
   hl__pg_number(&part, number, ttl);
   hl__pg_number(&part, turn, (int64_t)terms->turn);
   hl__pg_number(&part, token, (int64_t)(terms->token >> 8));
@@ -153,8 +156,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
                       .sql = "SELECT " HL__PG_LEFT
                              " FROM public.hier_lock_leases l WHERE l.id=$1::uuid AND "
                              "l.holder=$2::uuid AND l.revoked IS NULL AND l.token>=$3::int8"};
-  hl__pg_bytes(&part, terms->id, 16);
-  hl__pg_bytes(&part, terms->holder, 16);
+  put_names(&part, terms);
   hl__pg_number(&part, token, (int64_t)(terms->token >> 8));
   status = run(session, &part, deadline, error);
   if (status) return status;
@@ -169,8 +171,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
                       hl_error *error) {
   hl__pg_session *session = session_of(base);
   hl__pg_part part = {.number = -1, .sql = DROP("")};
-  hl__pg_bytes(&part, terms->id, 16);
-  hl__pg_bytes(&part, terms->holder, 16);
+  put_names(&part, terms);
   if (confirm) {
     int status = begin(session, deadline, error);
     if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
@@ -237,8 +238,7 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   hl__pg_part parts[2] = {
       {.number = -1, .sql = RECALL},
       {.number = -1, .sql = "DELETE FROM public.hier_lock_lease_rows WHERE id=$1::uuid"}};
-  hl__pg_bytes(&parts[0], terms->id, 16);
-  hl__pg_bytes(&parts[0], terms->holder, 16);
+  put_names(&parts[0], terms);
   hl__pg_bytes(&parts[1], terms->id, 16);
   int status = begin(session, deadline, error);
   if (status) return status == HL__ABSENT ? HL_OK : status;
@@ -265,8 +265,7 @@ static int adopt_from(hl__pg_session *session, const hl_request *request, const 
   hl__pg_part part = {.number = HL__PG_ADOPT, .sql = ADOPT};
   int status = HL_OK;
   if (keys && exclusive) {
-    hl__pg_bytes(&part, terms->id, 16);
-    hl__pg_bytes(&part, terms->holder, 16);
+    put_names(&part, terms);
     hl__pg_bytes(&part, terms->secret, 16);
     hl__pg_number(&part, ttl, terms->ttl);
     hl__pg_value(&part, keys);
@@ -319,8 +318,7 @@ static bool token_find(hl__pg_session *session, const hl_lease_terms *terms, uin
   hl__pg_part part = {.number = -1,
                       .sql = "SELECT l.token FROM public.hier_lock_leases l WHERE "
                              "l.id=$1::uuid AND l.holder=$2::uuid AND l.revoked IS NULL"};
-  hl__pg_bytes(&part, terms->id, 16);
-  hl__pg_bytes(&part, terms->holder, 16);
+  put_names(&part, terms);
   if (run(session, &part, deadline, NULL) != HL_OK) return false;
   const char *found = hl__pg_field(session->kept, 0, 0);
   uint64_t named = *token >> 8;
