@@ -79,6 +79,19 @@ describe("csrc", function()
     end
   end)
 
+  it("passes six parameters at most", function()
+    local seen = 0
+    for path in lines "find csrc -name '*.[ch]'" do
+      local text = "\n" .. assert(io.open(path)):read("*a"):gsub("/%*.-%*/", "")
+      for name, parameters in text:gmatch "\n%a[%w_ *]*[ *]([%w_]+)(%b())" do
+        local _, commas = parameters:sub(2, -2):gsub("%b()", ""):gsub(",", "")
+        assert.is_true(commas < 6, path .. ": " .. name)
+        seen = seen + 1
+      end
+    end
+    assert.is_true(seen > 2000)
+  end)
+
   it("has a core that uses nothing of the stores but the operations of those that are in it", function()
     for name, others in pairs(uses { "core", "stores/file", "stores/null", "stores/quorum" }) do
       for other in pairs(others) do
