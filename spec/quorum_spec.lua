@@ -408,6 +408,73 @@ describe("a quorum", function()
       between.close()
     end)
 
+    -- Two heirs of one text, with the same list of stores. The first heir's connections to Redis are the first ones.
+    local function heirs()
+      local between, made = proxy.open(store), {}
+      finally(function()
+        support.close_peers()
+        between.close()
+        store.cli "flushall" -- the first heir cannot say there that it has gone
+      end)
+      local list = { between.dsn, "sqlite:" .. stores.directories[1], "sqlite:" .. stores.directories[2] }
+      local target = { "u" .. uv.hrtime() } -- a run that failed has left another
+      for _, name in ipairs { "one", "two" } do
+        local heir = support.process(nil)
+        heir:call([[
+          local list, name, target = ...
+          handles.manager = assert(hierlock.open(list, { application = name }))
+          assert(assert(handles.manager:acquire(target, { ttl = 60 })):release { confirm = true })
+        ]], list, name, { "warm" .. name })
+        made[name] = heir
+        made.first = made.first or #between.connections
+      end
+      local text = made.two:call("return assert(assert(handles.manager:acquire(..., { ttl = 60 })):export())", target)
+      local observer = assert(open(store.dsn))
+      local function record() uv.run("nowait") return assert(observer:leases { target = target })[1] end
+      support.wait_until(record, "the grant of the store behind the proxy")
+      made.id = record().id
+      return between, made, text, record
+    end
+    local IMPORT = "handles.lease = assert(handles.manager:import(...)) return true"
+
+    local function assert_is_twos(one, two, record)
+      assert.equal("lost", one:call [[ return select(2, handles.lease:refresh()).code ]])
+      assert.equal("two", assert(record(), "the store has dropped the record of the later import").application)
+      assert.is_true(two:call [[ return handles.lease:refresh() and handles.lease:release { confirm = true } ]])
+      support.wait_until(function() return not record() end, "the end of its record")
+    end
+
+    it("is the later import's, though a store reads the earlier one's last", function()
+      local between, heir, text, record = heirs()
+      for i = 1, heir.first do between.detain(i) end
+      assert.is_true(heir.one:call(IMPORT, text))
+      assert.is_true(heir.two:call(IMPORT, text))
+      assert.equal("two", record().application)
+      for i = 1, heir.first do between.deliver(i) end
+      local till = support.now() + 0.5
+      while support.now() < till do assert.equal("two", record().application) end
+      assert_is_twos(heir.one, heir.two, record)
+    end)
+
+    it("is the later import's, though the earlier one heals it at a store that was down", function()
+      local between, heir, text, record = heirs()
+      between.refuse(0)
+      for i = 1, heir.first do between.connections[i].finish() end
+      assert.is_true(heir.one:call(IMPORT, text))
+      assert.is_true(heir.two:call(IMPORT, text))
+      assert.equal("two", record().application)
+      local before = #between.connections
+      between.refuse(nil)
+      support.wait_until(function()
+        uv.run("nowait")
+        for _, command in ipairs(between.commands) do
+          local connection = between.connections[command.connection]
+          if command.connection > before and (command.text or ""):find(heir.id, 1, true) and connection.answered then return true end
+        end
+      end, "the healing")
+      assert_is_twos(heir.one, heir.two, record)
+    end)
+
     it("that its stores have dropped is released, though one of them could not say so twice", function()
       local between, lost
       -- The second answer says that the record is not there any more.

@@ -132,6 +132,20 @@ int hl__error_revoked(hl_error *error, const char *by, const char *reason) {
   return HL_ELOST;
 }
 
+int hl__error_imported(hl_error *error) {
+  return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
+}
+
+void hl__id_read(const char *digits, uint8_t id[16]) {
+  memset(id, 0, 16);
+  for (size_t n = 0; *digits && n < 32; digits++) {
+    if (*digits == '-') continue;
+    int digit = *digits <= '9' ? *digits - '0' : (*digits | 32) - 'a' + 10;
+    id[n / 2] = (uint8_t)(id[n / 2] << 4 | (digit & 15));
+    n++;
+  }
+}
+
 int hl__error_memory(hl_error *error) { return hl__error(error, HL_ENOMEM, "not enough memory"); }
 
 /* Whether the valid sequence at s turns the direction of writing, so that a text differs from

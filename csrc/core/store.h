@@ -39,7 +39,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 25u
+#define HL_STORE_ABI 26u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -92,6 +92,9 @@ typedef struct hl_lease_terms {
                      that has forgotten an upgrade finds a lower one in the record */
   const char *owner; /* 1 to HL_OWNER_MAX bytes */
   bool again;        /* of a drop: an earlier one was sent and not answered */
+  /* Of an adoption: 16 bytes, the only holder that it may replace, beside `holder` itself. NULL: it
+     may replace any. */
+  const uint8_t *replaces;
 } hl_lease_terms;
 
 typedef struct hl_request {
@@ -157,7 +160,16 @@ typedef struct hl_grant {
   /* Of a conversion: how long the holder may believe the lease now, unless it already did for
      longer (hl__boot_ms); 0: unchanged. */
   int64_t until_ms;
+  uint8_t replaced[16]; /* of an adoption: the holder that it has replaced */
 } hl_grant;
+
+/* An adoption finds that holder: notes it in the grant. False: it may not replace it. */
+static inline bool hl__replaces(const hl_lease_terms *terms, const uint8_t found[16],
+                                hl_grant *grant) {
+  memcpy(grant->replaced, found, 16);
+  return !terms->replaces || memcmp(found, terms->replaces, 16) == 0 ||
+         memcmp(found, terms->holder, 16) == 0;
+}
 
 /* Which leases; hl_filter in the store's terms. */
 typedef struct hl_lease_filter {
@@ -216,7 +228,8 @@ typedef struct hl_lease_ops {
      traits.leases_update is false. */
   int (*convert)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* Gives the lease to a new holder, who knows id and secret. The record ends `ttl` from now. The
-     lease's rows must be the request's (HL_EMISMATCH). Does not wait. Of the request only lease,
+     lease's rows must be the request's (HL_EMISMATCH). HL_ELOST: also where terms->replaces names
+     another holder than the record's. Does not wait. Of the request only lease,
      rows and deadline count. */
   int (*adopt)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* On a session that holds the request's rows: writes the record, then gives the rows back, as

@@ -224,8 +224,7 @@ static int record_of_holder(hl__ledger *ledger, const hl_lease_terms *terms, uin
     HL__REQUIRES(hl__file_ledger_mutex) {
   *record = find(ledger, terms, number);
   if (!*record) return gone_error(error);
-  if (!same((*record)->holder, terms->holder))
-    return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
+  if (!same((*record)->holder, terms->holder)) return hl__error_imported(error);
   if (atomic_load(&(*record)->state) == HL__LEDGER_LIVE) return HL_OK;
   int status = revoked_error(*record, error);
   hl__ledger_forget(ledger, *number);
@@ -336,6 +335,7 @@ static int adopt(hl__file_session *session, const hl_request *request, hl_grant 
   hl__ledger_record *record = find(ledger, terms, &number);
   if (!record || !same(record->secret, terms->secret)) return gone_error(error);
   if (atomic_load(&record->state) != HL__LEDGER_LIVE) return revoked_error(record, error);
+  if (!hl__replaces(terms, record->holder, grant)) return hl__error_imported(error);
   if (!rows_visit(ledger, number, row_is_wanted, &rows) || rows.met != rows.n)
     return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
   /* Killed in the middle: the holder is nobody, and the text is as good as it was. */

@@ -378,7 +378,6 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   hl__memcached_session *session = self->session;
   hl__memcached_document document;
   hl__memcached_record record;
-  uint8_t former[16];
   const char *line;
   bool written = false;
   int status = document_get(self, grant->place, &document, error);
@@ -389,8 +388,9 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   /* The lease may be a later import's. */
   if (status == HL_OK && atomic_load(&session->wakeup.interrupted))
     status = hl__error(error, HL_CANCELLED, "the import was interrupted");
+  if (status == HL_OK && !hl__replaces(self->terms, entry->holder, grant))
+    status = hl__error_imported(error);
   if (status == HL_OK) {
-    memcpy(former, entry->holder, sizeof former);
     memcpy(entry->holder, self->terms->holder, sizeof entry->holder);
     grant->token = entry->token;
     grant->sent_ms = hl__boot_ms();
@@ -408,7 +408,7 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   for (size_t i = 1; i < roots && status == HL_OK; i++)
     status = adopt_elsewhere(*self, rows[i].bucket, error);
   if (status == HL_OK)
-    status = hl__memcached_live_delete(session, link, self->terms->id, former, error);
+    status = hl__memcached_live_delete(session, link, self->terms->id, grant->replaced, error);
   if (status == HL_OK) status = hl__memcached_line(session, link, self->deadline, &line, error);
   return status;
 }

@@ -86,7 +86,7 @@ static int record_judge(hl__mysql_session *session, const hl_lease_terms *terms,
     if (!row)
       status = gone_error(terms, error);
     else if (!is_one(row[3]))
-      status = hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
+      status = hl__error_imported(error);
     else if (is_one(row[0]))
       status = revoked_error(row, error);
     else if (!(forgotten = is_one(row[6])))
@@ -274,11 +274,15 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
                        hl_error *error) {
   hl__mysql_session *session = session_of(base);
   char holder[33], before[33] = "";
+  uint8_t found[16];
   int64_t deadline = hl__late_answer_by(request->deadline); /* an import does not wait */
   for (;;) {
     int status = hl__mysql_begin(session, deadline, error);
     if (status) return status;
     status = holder_find(session, request->lease, holder, error);
+    if (status == HL_OK) hl__id_read(holder, found);
+    if (status == HL_OK && !hl__replaces(request->lease, found, grant))
+      status = hl__error_imported(error);
     if (status == HL_OK && strcmp(holder, before) == 0)
       status = hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
     if (status) return end(session, status, error);

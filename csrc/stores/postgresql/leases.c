@@ -99,8 +99,7 @@ static int record_find(hl__pg_session *session, const hl_lease_terms *terms, cha
     text_take(result, 0, 3, reason, sizeof reason, false);
     return hl__error_revoked(error, by, reason);
   }
-  if (!holder)
-    return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
+  if (!holder) return hl__error_imported(error);
   (void)snprintf(holder, 40, "%s", name);
   return HL_OK;
 }
@@ -291,6 +290,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
                        hl_error *error) {
   hl__pg_session *session = session_of(base);
   char holder[40], before[40] = "";
+  uint8_t found[16];
   const char *token = NULL;
   int64_t deadline = hl__late_answer_by(request->deadline); /* an import does not wait for locks */
   int status = ready(session, deadline, error); /* settle forgets earlier interruptions */
@@ -300,6 +300,8 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
     if (status) return status;
     if (atomic_load(&session->wakeup.interrupted)) /* that holder may be a later import */
       return hl__error(error, HL_CANCELLED, "the import was interrupted");
+    hl__id_read(holder, found);
+    if (!hl__replaces(request->lease, found, grant)) return hl__error_imported(error);
     if (strcmp(holder, before) == 0)
       return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
     status = adopt_from(session, request, holder, deadline, grant, error);

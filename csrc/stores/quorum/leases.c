@@ -65,6 +65,25 @@ static void await(polling *self, int64_t deadline) HL__REQUIRES(hl__quorum_mutex
       hl__member_suspect(&self->store->members[i]);
 }
 
+/* Waits for all members that are not suspect, and for a quorum of answers: one member may know what
+   another does not. */
+static void await_all(polling *self) HL__REQUIRES(hl__quorum_mutex) {
+  const hl__quorum_store *store = self->store;
+  int64_t end = self->begun + HL__QUORUM_ANSWER_MS;
+  for (;;) {
+    count(self);
+    unsigned awaited = 0;
+    for (unsigned i = 0; i < store->n; i++)
+      awaited += self->ask[i] && self->ask[i]->state != HL__ASK_DONE &&
+                 (!store->members[i].suspect || self->ok < store->need);
+    if (awaited == 0 || hl__now_ms() >= end) break;
+    hl__quorum_wait(self->session, end);
+  }
+  for (unsigned i = 0; i < store->n; i++)
+    if (self->ask[i] && self->ask[i]->state != HL__ASK_DONE)
+      hl__member_suspect(&self->store->members[i]);
+}
+
 /* Leaves the questions. Open ones go on, unless they are unwanted. */
 static void polling_end(polling *self, bool unwanted) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++)
@@ -273,6 +292,10 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
 
 /* --------------------------------------------------------------- adopting */
 
+/* A later import of the same text must not lose a member that it has counted. So an import leaves no
+   question open: a member that has not answered is not asked any more, and what it carries out late
+   names the holder that the import replaced (hl_lease_ops.adopt). Healing, too, takes a record only
+   from that holder. */
 static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
@@ -283,13 +306,14 @@ static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant, hl_err
     self->ask[i]->terms.place = 0; /* it is a token here */
     hl__ask_give(self->ask[i]);
   }
-  await(self, HL_FOREVER);
+  await_all(self);
   for (unsigned i = 0; i < store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
     if (!ask || ask->state != HL__ASK_DONE) continue;
     mismatch += ask->status == HL_EMISMATCH;
     if (ask->status != HL_OK) continue;
     lease->at[i].in = true;
+    memcpy(lease->replaced, ask->grant.replaced, 16);
     lease->at[i].place = ask->grant.place;
     lease->at[i].token = ask->grant.token;
     hl__known_sent(&lease->at[i], ask->grant.sent_ms, ask->ttl);
@@ -316,7 +340,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   hl__quorum_mutex_lock(self.store);
   hl__quorum_lease *lease = hl__known_make(self.store, request->lease, request);
   int status = lease ? adopt(&self, lease, grant, error) : hl__error_memory(error);
-  polling_end(&self, false);
+  polling_end(&self, true);
   if (lease && status) hl__known_forget(self.store, lease);
   hl__known_unref(lease);
   hl__quorum_mutex_unlock(self.store);
@@ -376,19 +400,7 @@ static int query_all(polling *self, hl__quorum_kind kind, const hl_lease_filter 
   for (unsigned i = 0; i < store->n; i++)
     if (ask_add(self, i, kind, NULL, query)) hl__ask_give(self->ask[i]);
   if (--query->references == 0) free(query);
-  /* The caller waits for all members that are not suspect: one may know what another does not. */
-  int64_t end = self->begun + HL__QUORUM_ANSWER_MS;
-  for (;;) {
-    count(self);
-    unsigned awaited = 0;
-    for (unsigned i = 0; i < store->n; i++)
-      awaited += self->ask[i] && self->ask[i]->state != HL__ASK_DONE &&
-                 (!store->members[i].suspect || self->ok < store->need);
-    if (awaited == 0 || hl__now_ms() >= end) break;
-    hl__quorum_wait(self->session, end);
-  }
-  for (unsigned i = 0; i < store->n; i++)
-    if (self->ask[i] && self->ask[i]->state != HL__ASK_DONE) hl__member_suspect(&store->members[i]);
+  await_all(self);
   return self->ok >= store->need ? HL_OK : unknown(self, "could not be asked", error);
 }
 

@@ -101,6 +101,8 @@ static void heal_at(hl__quorum_member *member, hl__quorum_lease *lease)
   ask->old = part->old;
   ask->leftover = part->leftover;
   part->leftover = part->old = false;
+  /* A record with another holder is a later import's. */
+  ask->terms.replaces = lease->adopted ? lease->replaced : lease->terms.holder;
   ask->try_once = ask->heals = true;
   hl__ask_give(ask);
   hl__ask_leave(ask, false);

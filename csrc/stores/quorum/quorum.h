@@ -78,12 +78,13 @@ typedef struct hl__quorum_lease {
   struct hl__quorum_lease *next; /* in the store's table */
   unsigned references;           /* the table's, each ask's, each caller's */
   bool held;                     /* granted, and not dropped: late grants are welcome until `end` */
-  bool adopted;    /* by its text, which does not tell owner and label: so it is never made
-                   anew where its record is gone */
-  bool left;       /* handed over as a text: its new holder heals it */
-  bool dropped;    /* released, or lost */
-  int64_t end;     /* until when it is believed to be held; hl__boot_ms */
-  int64_t heal_at; /* when members that are out of it are asked again; hl__now_ms */
+  bool adopted;         /* by its text, which does not tell owner and label: so it is never made
+                           anew where its record is gone */
+  uint8_t replaced[16]; /* by an adopted one: the holder that a member named */
+  bool left;            /* handed over as a text: its new holder heals it */
+  bool dropped;         /* released, or lost */
+  int64_t end;          /* until when it is believed to be held; hl__boot_ms */
+  int64_t heal_at;      /* when members that are out of it are asked again; hl__now_ms */
   int64_t heal_pause;
   hl__quorum_part at[HL__QUORUM_MAX];
   hl__quorum_rows *shown; /* what it has; NULL: that is not known */

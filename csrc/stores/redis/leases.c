@@ -155,6 +155,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
                        hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   int64_t token = -1;
+  uint8_t found[16];
   char holder[33] = "";
   redisReply *reply;
   grant->place = request->rows[0].root;
@@ -171,6 +172,9 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
     /* The lease may be a later import's. */
     if (token < 0 && atomic_load(&session->face->wakeup.interrupted))
       status = hl__error(error, HL_CANCELLED, "the import was interrupted");
+    hl__id_read(holder, found);
+    if (status == HL_OK && token < 0 && !hl__replaces(request->lease, found, grant))
+      status = hl__error_imported(error);
   }
   if (status) return status;
   grant->token = (uint64_t)token << 8;

@@ -328,8 +328,7 @@ int hl__redis_judge(const redisReply *reply, hl_error *error) {
   if (hl__redis_reply_number(reply, 0) == 1) return HL_OK;
   if (strcmp(why, "revoked") == 0)
     return hl__error_revoked(error, hl__redis_reply_text(reply, 2), hl__redis_reply_text(reply, 3));
-  if (strcmp(why, "imported") == 0)
-    return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
+  if (strcmp(why, "imported") == 0) return hl__error_imported(error);
   if (strcmp(why, "mismatch") == 0)
     return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
   if (strcmp(why, "late") == 0)

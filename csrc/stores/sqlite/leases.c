@@ -49,6 +49,7 @@ typedef struct operation {
   int64_t number; /* the record's */
   int64_t sent_ms;
   const hl_request *request; /* adopt */
+  hl_grant *grant;           /* adopt */
   /* The record's rows, whose waiters are to be woken; NULL: none. */
   uint8_t *packed;
   size_t size;
@@ -205,6 +206,10 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
     *status = hl__sqlite_gone(error);
   else if (code == SQLITE_ROW && sqlite3_column_int(it, HL__COLUMN_REVOKED))
     *status = hl__sqlite_revoked(it, error);
+  else if (code == SQLITE_ROW &&
+           (sqlite3_column_bytes(it, HL__COLUMN_HOLDER) != 16 ||
+            !hl__replaces(terms, sqlite3_column_blob(it, HL__COLUMN_HOLDER), self->grant)))
+    *status = hl__error_imported(error);
   else if (code == SQLITE_ROW && !is_same_rows(it, self->request))
     *status = hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
   if (code == SQLITE_ROW) self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
@@ -228,7 +233,7 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
 
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error) {
-  operation self = {.terms = request->lease, .request = request};
+  operation self = {.terms = request->lease, .request = request, .grant = grant};
   int status = hl__sqlite_write(session_of(base), adopt_in, &self, "import a lease",
                                 hl__answer_by(request->deadline), error);
   if (status) return status;

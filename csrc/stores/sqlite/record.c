@@ -262,8 +262,7 @@ int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *term
     if (hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder))
       *status = hl__sqlite_revoked(it, error);
     else
-      *status =
-          hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
+      *status = hl__error_imported(error);
   }
   return code;
 }
