@@ -328,7 +328,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     if (!wanted || overrun || status == HL_ECONNECTION) {
       bool again = repairs(call, connection, repaired, limit);
       hl__pool_discard(manager, connection);
-      /* The record may be there: whoever tries again would be kept out by it. */
+      /* The record may be there, and would keep the next try out. */
       if (call->lease && !call->adopts) call->lease->terms.place = grant.place;
       if (recorded && grant.sent_ms && hl__lease_recall(call->lease, limit) != HL_OK) again = false;
       if (!wanted) return hl__manager_closed_error(error);
