@@ -318,7 +318,7 @@ SPEC_DIRECTORY = directory=$$(mktemp -d /dev/shm/hierlock-spec-XXXXXX) && trap '
 test-core: $(CORE_TESTS)
 	@printf '%s\n' $(CORE_TESTS) | xargs -P 2 -I TEST sh -c ' \
 	  timeout --kill-after=5 $(or $(LIMIT),300) env $(WITHOUT_CAS) $(SANITIZER_ENV) $(WRAPPER) TEST >TEST.log 2>&1; status=$$?; cat TEST.log; \
-	  [ $$status != 124 ] || echo "TEST hung, in the last test above"; [ $$status = 0 ]'
+	  case $$status in 0) exit ;; 124) echo "TEST hung, in the last test above" ;; *) echo "TEST ended with status $$status" ;; esac; false'
 
 spec-built: all $(SPEC_SO) $(BUILD)/stress
 	@:

@@ -13,7 +13,7 @@ passed_alone { next }
 /^=== FAILED: / { want(16) }
 /VIOLATION|ERROR: [A-Za-z]*Sanitizer|WARNING: ThreadSanitizer|: runtime error: / { want(8) }
 /^==[0-9]+== (Invalid|Mismatched|Conditional|Use of|Syscall|[0-9,]+ .*lost)/ { want(8) }
-/ERROR SUMMARY: [1-9]|may not be pending|(^|[^a-z])[Ee]rror: |found .*crash|It ended without a report/ { want(2) }
+/ERROR SUMMARY: [1-9]|may not be pending|(^|[^a-z])[Ee]rror: |found .*crash|It ended (without a report|badly)/ { want(2) }
 # Where it is; told only with what went wrong there.
 /^\[ RUN / { where = $0; next }
 !NF || /^\[( *OK |=+\]|-+\]|  (FAILED|ERROR|PASSED) )/ || /^make(\[[0-9]+\])?: / { next }

@@ -1230,5 +1230,9 @@ int main(int argc, char **argv) {
   (void)setrlimit(RLIMIT_NPROC, &limit);
   char command[96];
   (void)snprintf(command, sizeof command, "rm -rf %s", directory);
-  return system(command) != 0 || failures > 0;
+  if (system(command) != 0) {
+    perror(command);
+    failures++;
+  }
+  return failures > 0;
 }

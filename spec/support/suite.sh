@@ -126,23 +126,28 @@ run_item() {                            # sets $status; the output is in $log
     kill "$clock"
     # One that a tool has ended leaves its peers behind, and with them the connections that they have inherited.
     kill -s KILL -- "-$child" || true
-    grep -q '^\[  PASSED  \]' "$log" || { echo "It ended without a report." >>"$log"; status=$((status ? status : 1)); }
+    if ! grep -q '^\[  PASSED  \]' "$log"; then
+      echo "It ended without a report." >>"$log"
+      status=$((status ? status : 1))
+    elif ((status)) && ! grep -qE '^\[  (FAILED|ERROR) ' "$log"; then
+      echo "It ended badly behind a report without failures." >>"$log"
+    fi
   fi
   child=''
 } 2>/dev/null
 
 # A machine that is too busy for a spec does not show what the spec is about. So the specs of a file that failed beside
 # others are run once more, alone, and the report says so; but not what crashed or hung, what a sanitizer complained
-# of, or what saw two holders. TOOL_ENDS: what ended without a report is run again, too, as a tool is known to end
-# programs, and once more if it does so again.
+# of, or what saw two holders. TOOL_ENDS: what ended without a report, or badly behind a good one, is run again, too, as
+# a tool is known to end programs, and once more if it does so again.
 again() {
   ((status != 124)) || return 1
   if [[ -e $log.first ]]; then
-    [[ ${TOOL_ENDS:-} && ! -e $log.twice ]] && grep -q 'without a report' "$log" || return 1
+    [[ ${TOOL_ENDS:-} && ! -e $log.twice ]] && grep -q '^It ended ' "$log" || return 1
     : >"$log.twice"
   fi
   ! grep -qE 'Sanitizer|runtime error|ERROR SUMMARY: [1-9]|Segmentation|Aborted|Alarm clock|overlap' "$log" || return 1
-  [[ ${TOOL_ENDS:-} ]] || ! grep -q 'without a report' "$log" || return 1
+  [[ ${TOOL_ENDS:-} ]] || ! grep -q '^It ended ' "$log" || return 1
   mv "$log" "$log.first"
   sed -nE '/, listed below:$/,$ s/^\[  (FAILED|ERROR) +\] //p' "$log.first" | grep -v ', listed below:$' | sort -u >"$log.failed" || true
   # A configuration of busted's. What is no spec of its own, as a setup, has the whole file run; so do specs that follow
