@@ -98,7 +98,7 @@ HL_CFLAGS := -std=c11 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffile-prefix-map=$(C
 HL_LDFLAGS = $(LIBFLAG) -pthread -Wl,-z,nodelete,-z,relro,-z,now
 
 CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
-        $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/quorum/*.c) \
+        $(wildcard csrc/stores/embedded/*.c) $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/quorum/*.c) \
         $(wildcard csrc/stores/sql/*.c) $(wildcard csrc/stores/machine/*.c)
 BINDING := $(wildcard csrc/lua/*.c)
 # What makes a Lua module of a store.

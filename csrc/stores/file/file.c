@@ -13,6 +13,7 @@
 #include "file.h"
 #include "mode.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +33,7 @@ typedef struct file_store {
   hl__file_space *space HL__GUARDED_BY(hl__file_store_mutex); /* a reference */
   /* The name that must lead to it; malloc'ed. */
   char *control HL__GUARDED_BY(hl__file_store_mutex);
-  char *flocks; /* hl__file_flocks_open; NULL: they are not wanted. Constant */
+  char *flocks; /* hl__flock_directory; NULL: they are not wanted. Constant */
 } file_store;
 
 HL__MUTEX_FUNCTIONS(store, file_store, mutex, hl__file_store_mutex)
@@ -55,10 +56,6 @@ const hl_store_config *hl__file_session_config(const hl__file_session *session) 
   return store_of(session)->config;
 }
 
-const char *hl__file_session_flocks(const hl__file_session *session) {
-  return store_of(session)->flocks;
-}
-
 /* ----------------------------------------------------------------- store */
 
 /* The space that the DSN's path leads to, the name by which it is checked, and the layout
@@ -66,7 +63,7 @@ const char *hl__file_session_flocks(const hl__file_session *session) {
 static int space_open(const hl_store_config *config, hl_layout **layout, hl__file_space **space,
                       char **control, hl_error *error) {
   const char *path = config->dsn->path;
-  *control = hl__file_control_name(path);
+  *control = hl__file_path(path, HL__FILE_CONTROL);
   if (!*control) return hl__error_memory(error);
   int status = hl__file_space_open(path, config, layout, space, error);
   if (status) free(*control);
@@ -87,7 +84,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   store->base.leases = &hl__file_leases;
   store->config = config;
   int status = HL_OK;
-  if (config->interoperates) status = hl__file_flocks_open(dsn, &store->flocks, error);
+  if (config->interoperates) status = hl__flock_directory(dsn, &store->flocks, error);
   if (status == HL_OK)
     status = space_open(config, &store->base.layout, &store->space, &store->control, error);
   if (status) {
@@ -218,7 +215,7 @@ static void session_release(hl__file_session *session, size_t keep) {
   while (session->held > keep) {
     const hl__file_holding *holding = &session->holdings[--session->held];
     if (is_named(&holding->row))
-      hl__file_flock_release(holding);
+      hl__flock_release(&holding->flock);
     else
       hl__file_row_release(space, holding);
   }
@@ -329,6 +326,25 @@ static int row_take(hl__file_session *session, taking *self, const hl_row *row, 
   return hl__file_lease_await(session, request, row, hash, error);
 }
 
+static bool session_nap(void *context, int64_t until) {
+  hl__file_session *session = context;
+  uint32_t seen = hl__file_nap_seen(session);
+  if (atomic_load(&session->interrupted)) return false;
+  hl__file_nap(session, seen, until);
+  return true;
+}
+
+static int flock_take(const hl__flock_wait *how, hl_id name, hl__file_holding *holding,
+                      hl_error *error) {
+  const hl__file_session *session = how->context;
+  int status;
+  do {
+    status = hl__flock_take(how, name, (hl_mode)holding->row.mode, &holding->flock, error);
+  } while (status == HL_ESTORE && (errno == EMFILE || errno == ENFILE) &&
+           hl__file_stripe_spare(session->space));
+  return status;
+}
+
 /* Takes a row that is a file of Symfony's: see flock.c. */
 static int named_row_take(hl__file_session *session, const taking *self, const hl_row *row,
                           const hl__file_holding *held, hl_error *error) {
@@ -338,10 +354,13 @@ static int named_row_take(hl__file_session *session, const taking *self, const h
                      "a lock that Symfony's FlockStore shares cannot be made "
                      "exclusive while it is held: acquire it exclusively");
   hl__file_holding *holding = &session->holdings[session->held];
-  int status = hl__file_flock_take(session, self->request, row, false, holding, error);
+  *holding = (hl__file_holding){.row = *row};
+  hl__flock_wait how = {store_of(session)->flocks, self->request->deadline, NULL, session};
+  int status = flock_take(&how, hl__request_name(self->request, row), holding, error);
   if (status == HL_TIMEOUT && !self->request->try_once) {
     wait_show(session, self);
-    status = hl__file_flock_take(session, self->request, row, true, holding, error);
+    how.nap = session_nap;
+    status = flock_take(&how, hl__request_name(self->request, row), holding, error);
   }
   if (status == HL_OK) session->held++;
   return status;
@@ -471,9 +490,9 @@ static int session_check(hl_session *base, hl_error *error) {
   for (size_t i = session->held; i-- > 0;) {
     const hl__file_holding *holding = &session->holdings[i];
     if (!is_named(&holding->row)) break; /* they come last */
-    if (!hl__file_flock_stands(holding))
+    if (!hl__flock_stands(&holding->flock))
       return hl__error(error, HL_ECONNECTION, "a lock file in %s was removed",
-                       hl__file_session_flocks(session));
+                       store_of(session)->flocks);
   }
   return hl__file_session_check(session, error);
 }

@@ -1,21 +1,20 @@
 /*
  * file.h - the inside of the embedded store. For the files of this room only.
  *
- *   directory.c  the lock directory: which one, whether it can be trusted, and
- *                how a file in it is made so that nobody sees half of one
  *   space.c      one directory as this process uses it: the control file, the
  *                stripe files and their descriptors, and who shares them
  *   table.c      the rows that this process holds: taking one at once, giving
  *                it back
  *   queue.c      waiting for a row: the queue, going to sleep and being woken
  *   offset.h     which bytes of a stripe file stand for what
- *   flock.c      the files by which Symfony's FlockStore locks, beside ours
  *   board.c      telling others who holds what (board.h)
  *   holders.c    reading what others tell
  *   ledger.c     the file of the leases' records (ledger.h)
  *   record.c     the records in it
  *   leases.c     leases: looking for those in the way, and the operations on one
  *   file.c       sessions, and the hl_store_ops
+ *
+ * The lock directory itself and Symfony's lock files are in ../embedded.
  *
  * The kernel is the lock manager. A row is a byte of one of HL__FILE_STRIPES
  * empty files, locked with F_OFD_SETLK, so a process that dies, however it
@@ -57,6 +56,9 @@
 #include "mutex.h"
 #include "store.h"
 
+#include "../embedded/directory.h"
+#include "../embedded/flock.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -81,64 +83,9 @@ HL__MUTEX_CLASS(hl__file_guard) HL__AFTER(hl__file_stripe_mutex);
 HL__MUTEX_CLASS(hl__file_ledger_mutex) HL__AFTER(hl__file_guard);
 HL__MUTEX_CLASS(hl__file_board_mutex) HL__AFTER(hl__file_ledger_mutex) HL__BEFORE(hl__births);
 
-/* ---------------------------------------------------------- directory.c */
-
 /* What the names of files are, or begin with. */
 #define HL__FILE_CONTROL "control"
 #define HL__FILE_BOARD "who-"
-#define HL__FILE_TEMPORARY "tmp-"
-#define HL__FILE_NAME_MAX 64
-
-typedef struct hl__file_directory {
-  int fd;     /* -1 when closed */
-  char *path; /* absolute, without links; malloc'ed */
-  dev_t device;
-  ino_t inode;
-  uid_t owner;
-  gid_t group;
-  mode_t file_mode; /* of the files in it */
-} hl__file_directory;
-
-/* Opens the directory of a DSN (NULL: the default one), making it if need be.
-   HL_OK, HL_ESTORE, HL_EUNSAFE_SERVER, HL_ENOMEM. */
-int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_error *error);
-/* Safe on a zeroed structure whose fd is -1. */
-void hl__file_directory_close(hl__file_directory *directory);
-/* The name by which whoever opens this path now finds the control file; malloc'ed,
-   NULL when out of memory. */
-char *hl__file_control_name(const char *path);
-
-/* A new, empty file under a name of its own ("tmp-..."), with these rights,
-   which shows to be in somebody's hands (hl__file_life) until it is closed. A
-   descriptor that is watched, or -1 with errno. */
-int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
-                       char name[HL__FILE_NAME_MAX]);
-/* Gives a temporary file its name, unless something has it: EEXIST. 0, or -1
-   with errno. */
-int hl__file_name(const hl__file_directory *directory, const char *temporary, const char *name);
-/* Opens a file for reading and writing; it must be a regular one. A descriptor
-   that is watched, or -1 with errno. */
-int hl__file_open(const hl__file_directory *directory, const char *name, struct stat *st);
-int hl__file_open_to_read(const hl__file_directory *directory, const char *name);
-/* Makes an empty file unless there is one of that name already. 0, or -1 with
-   errno. */
-int hl__file_make(const hl__file_directory *directory, const char *name);
-int hl__file_write(int fd, const void *data, size_t size); /* all of it */
-/* Closes a watched descriptor, if it is still ours; -1 is fine. Leaves errno
-   alone. */
-void hl__file_close(int fd);
-
-/* Whoever has a temporary file locks this byte of it, which is no row's. */
-static inline struct flock hl__file_life(short type) {
-  return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
-}
-/* Whether no process has a who-... or tmp-... file in its hands. */
-bool hl__file_is_dead(int fd);
-/* Removes the who-... and tmp-... files of processes that were killed. */
-void hl__file_sweep(const hl__file_directory *directory);
-/* The names in it; NULL with errno. */
-DIR *hl__file_list(const hl__file_directory *directory);
-void hl__file_list_end(DIR *names);
 
 /* -------------------------------------------------------------- space.c */
 
@@ -254,7 +201,7 @@ void hl__file_space_unref(hl__file_space *space); /* NULL is fine */
 /* Whether it cannot be used any more, as its locks keep nobody out or its mapping
    must not be touched. One fstat. */
 bool hl__file_space_gone(hl__file_space *space);
-/* Whether `control` (hl__file_control_name) still leads to the space. Whoever
+/* Whether `control` (hl__file_path) still leads to the space. Whoever
    opens that path now would otherwise come to another space, and not be kept out
    by this one. One stat. */
 bool hl__file_space_shown(const hl__file_space *space, const char *control);
@@ -275,10 +222,8 @@ typedef struct hl__file_holding {
   hl__file_entry *entry;
   uint32_t hash; /* hl__file_hash of the row */
   hl_row row;
-  bool converted; /* shared -> exclusive by the call under way */
-  /* Of a row of HL_LEVEL_NAMED, which has no entry: the file that is locked. */
-  int fd;
-  uint64_t ticket; /* hl__fork_watch */
+  bool converted;  /* shared -> exclusive by the call under way */
+  hl__flock flock; /* of a row of HL_LEVEL_NAMED, which has no entry */
 } hl__file_holding;
 
 /* A session's place in the queue of one row; it waits for one at a time. */
@@ -341,8 +286,6 @@ const hl_store_config *hl__file_session_config(const hl__file_session *session);
    HL_DEADLOCK: it is the one of a circle that has to give way. (circle.c) */
 void hl__file_circle_begin(hl__file_session *session, const hl_request *request);
 int hl__file_circle_scan(hl__file_session *session, hl_error *error);
-/* Where Symfony's files are. */
-const char *hl__file_session_flocks(const hl__file_session *session);
 /* Gives back all that it holds, and wakes those who wait. */
 void hl__file_session_clear(hl__file_session *session);
 
@@ -410,25 +353,6 @@ void hl__file_futex_wake(hl__file_space *space, uint32_t hash);
    interrupted, or may go on; and a sleep until `until` (hl__now_ms) that ends with that. */
 uint32_t hl__file_nap_seen(const hl__file_session *session);
 void hl__file_nap(hl__file_session *session, uint32_t seen, int64_t until);
-
-/* --------------------------------------------------------------- flock.c */
-
-/* hl_store_ops.name_key */
-uint64_t hl__file_name_key(const char *name, size_t size);
-/* The directory of the files: of the DSN (flock:///directory, file:?flock=/directory), else
-   that for temporary files. Makes it if need be. *path: malloc'ed. HL_OK, HL_EDSN, HL_ESTORE,
-   HL_ENOMEM. */
-int hl__file_flocks_open(const hl_dsn *dsn, char **path, hl_error *error);
-/* hl_store_ops.parse */
-int hl__file_dsn(char *text, hl_dsn *dsn, hl_error *error);
-/* Locks the file of a row of HL_LEVEL_NAMED, and writes the holding; if it may, it waits until
-   the request's deadline. HL_OK, HL_TIMEOUT,
-   HL_CANCELLED, HL_ESTORE, HL_ENOMEM. */
-int hl__file_flock_take(hl__file_session *session, const hl_request *request, const hl_row *row,
-                        bool wait, hl__file_holding *holding, hl_error *error);
-void hl__file_flock_release(const hl__file_holding *holding);
-/* Whether the file is still locked by us, and has a name. */
-bool hl__file_flock_stands(const hl__file_holding *holding);
 
 /* -------------------------------------------------------------- leases.c */
 

@@ -264,7 +264,7 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory, const hl_store
   }
   status = control_open(space, config->layout, error);
   if (status == HL_OK) {
-    hl__file_sweep(&space->directory);
+    hl__file_sweep(&space->directory, HL__FILE_BOARD);
     space->board = hl__file_board_new(&space->directory, config->host);
     space->ledger = hl__ledger_new(space);
     if (!space->board || !space->ledger) status = hl__error_memory(error);

@@ -12,13 +12,19 @@
  * /tmp) parts those who have it open from those who come later: we notice it before a
  * grant, and when we look.
  */
-#include "file.h"
+#include "flock.h"
+#include "clock.h"
+#include "error.h"
+#include "fork.h"
 #include "hmac.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Between two tries; ms. At first so, then half longer each time. */
@@ -105,7 +111,7 @@ static int directory_make(char *path) {
   return mkdir(path, 0777);
 }
 
-int hl__file_flocks_open(const hl_dsn *dsn, char **path, hl_error *error) {
+int hl__flock_directory(const hl_dsn *dsn, char **path, hl_error *error) {
   const char *wanted = hl_dsn_param_get(dsn, "flock");
   struct stat st;
   if (wanted && *wanted != '/')
@@ -186,67 +192,58 @@ static int64_t jittered(int64_t most, uint32_t *noise) {
 }
 
 /* Tries until it is ours, and waits in between. */
-static int file_lock(hl__file_session *session, int fd, int mode, int64_t deadline, bool wait,
-                     hl_error *error) {
+static int file_lock(const hl__flock_wait *how, int fd, int mode, hl_error *error) {
   int64_t nap = NAP_FIRST_MS;
-  uint32_t noise = (uint32_t)hl__now_ms() ^ (uint32_t)session->id << 16;
+  uint32_t noise = (uint32_t)hl__now_ms() ^ (uint32_t)((uintptr_t)how->context >> 4);
   for (;;) {
-    uint32_t seen = hl__file_nap_seen(session);
     if (flock(fd, mode | LOCK_NB) == 0) return HL_OK;
     if (errno != EWOULDBLOCK && errno != EINTR)
       return hl__error_errno(error, HL_ESTORE, "the kernel refuses a lock on a file");
-    if (!wait) return HL_TIMEOUT;
-    if (atomic_load(&session->interrupted)) return HL_CANCELLED;
+    if (!how->nap) return HL_TIMEOUT;
     /* Never early: the millisecond of the deadline is waited for, too. */
     int64_t now = hl__now_ms();
-    if (now > deadline) return HL_TIMEOUT;
-    int64_t end = hl__deadline(deadline, 1), next = now + jittered(nap, &noise);
-    hl__file_nap(session, seen, next < end ? next : end);
+    if (now > how->deadline) return HL_TIMEOUT;
+    int64_t end = hl__deadline(how->deadline, 1), next = now + jittered(nap, &noise);
+    if (!how->nap(how->context, next < end ? next : end)) return HL_CANCELLED;
     if (nap < NAP_MOST_MS) nap += nap / 2 + 1;
   }
 }
 
-int hl__file_flock_take(hl__file_session *session, const hl_request *request, const hl_row *row,
-                        bool wait, hl__file_holding *holding, hl_error *error) {
-  const char *directory = hl__file_session_flocks(session);
-  const hl_id name = hl__request_name(request, row);
-  const int mode = row->mode == HL_SHARED ? LOCK_SH : LOCK_EX;
-  size_t size = strlen(directory) + 1 + FILE_NAME_MAX_BYTES;
-  char file[FILE_NAME_MAX_BYTES], *path = malloc(size);
+int hl__flock_take(const hl__flock_wait *how, hl_id name, hl_mode mode, hl__flock *file,
+                   hl_error *error) {
+  size_t size = strlen(how->directory) + 1 + FILE_NAME_MAX_BYTES;
+  char shown[FILE_NAME_MAX_BYTES], *path = malloc(size);
   if (!path) return hl__error_memory(error);
-  file_name(name.data, name.size, file);
-  (void)snprintf(path, size, "%s/%s", directory, file);
+  file_name(name.data, name.size, shown);
+  (void)snprintf(path, size, "%s/%s", how->directory, shown);
 
-  int status = HL_OK, tries = 0;
-  *holding = (hl__file_holding){.row = *row, .fd = -1};
+  int status = HL_OK, tries = 0, failure = 0;
   do {
-    do {
-      holding->fd = file_open_watched(path, &holding->ticket);
-    } while (holding->fd < 0 && (errno == EMFILE || errno == ENFILE) &&
-             hl__file_stripe_spare(session->space));
-    if (holding->fd < 0) {
+    file->fd = file_open_watched(path, &file->ticket);
+    failure = file->fd < 0 ? errno : 0;
+    if (file->fd < 0) {
       status = hl__error_errno(error, HL_ESTORE, "cannot open the lock file of Symfony's");
       break;
     }
-    status = file_lock(session, holding->fd, mode, request->deadline, wait, error);
-    if (status == HL_OK && is_named_so(holding->fd, path)) break;
-    hl__file_flock_release(holding);
+    status = file_lock(how, file->fd, mode == HL_SHARED ? LOCK_SH : LOCK_EX, error);
+    if (status == HL_OK && is_named_so(file->fd, path)) break;
+    hl__flock_release(file);
     if (status == HL_OK && ++tries == OPEN_TRIES)
       status = hl__error(error, HL_ESTORE, "the lock file of Symfony's is removed again and again");
   } while (status == HL_OK);
   free(path);
+  errno = failure;
   return status;
 }
 
 /* By hand, as a child that is just being born may still have it open, too. */
-void hl__file_flock_release(const hl__file_holding *holding) {
-  if (!hl__fork_watches(holding->fd, holding->ticket)) return;
-  (void)flock(holding->fd, LOCK_UN);
-  hl__file_close(holding->fd);
+void hl__flock_release(const hl__flock *file) {
+  if (!hl__fork_watches(file->fd, file->ticket)) return;
+  (void)flock(file->fd, LOCK_UN);
+  hl__fork_close(file->fd);
 }
 
-bool hl__file_flock_stands(const hl__file_holding *holding) {
+bool hl__flock_stands(const hl__flock *file) {
   struct stat st;
-  return hl__fork_watches(holding->fd, holding->ticket) && fstat(holding->fd, &st) == 0 &&
-         st.st_nlink > 0;
+  return hl__fork_watches(file->fd, file->ticket) && fstat(file->fd, &st) == 0 && st.st_nlink > 0;
 }

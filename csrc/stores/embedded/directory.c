@@ -1,16 +1,16 @@
 /*
- * directory.c - the lock directory: which one it is, whether locks in it can be
- * trusted, and how files in it are made. Knows nothing of what is in the files.
+ * directory.c - see directory.h.
  *
  * Two programs exclude each other only if they come to the same directory; so
  * the default one depends on nothing but the user, and is refused rather than
  * replaced when there is something wrong with it.
  */
-#include "file.h"
+#include "directory.h"
 #include "machine.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,12 +159,12 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_
   return HL_OK;
 }
 
-char *hl__file_control_name(const char *path) {
-  char *name;
-  int n = path && *path
-              ? asprintf(&name, "%s/" HL__FILE_CONTROL, path)
-              : asprintf(&name, DEFAULT_DIRECTORY "/" HL__FILE_CONTROL, (unsigned long)geteuid());
-  return n < 0 ? NULL : name;
+char *hl__file_path(const char *directory, const char *name) {
+  char *path;
+  int n = directory && *directory
+              ? asprintf(&path, "%s/%s", directory, name)
+              : asprintf(&path, DEFAULT_DIRECTORY "/%s", (unsigned long)geteuid(), name);
+  return n < 0 ? NULL : path;
 }
 
 void hl__file_directory_close(hl__file_directory *directory) {
@@ -323,7 +323,7 @@ static void file_sweep(const hl__file_directory *directory, const char *name) {
   int fd = hl__file_open_to_read(directory, name);
   if (fd < 0) return;
   if (hl__file_is_dead(fd) && fstat(fd, &st) == 0 &&
-      (begins(name, HL__FILE_BOARD) || time(NULL) - st.st_mtime > YOUNG_S))
+      (!begins(name, HL__FILE_TEMPORARY) || time(NULL) - st.st_mtime > YOUNG_S))
     (void)unlinkat(directory->fd, name, 0);
   hl__file_close(fd);
 }
@@ -344,12 +344,12 @@ void hl__file_list_end(DIR *names) {
   hl__fork_allow();
 }
 
-void hl__file_sweep(const hl__file_directory *directory) {
+void hl__file_sweep(const hl__file_directory *directory, const char *others) {
   struct dirent *file;
   DIR *names = hl__file_list(directory);
   if (!names) return;
   for (unsigned n = 0; n < SWEEP_MAX && (file = readdir(names)); n++)
-    if (begins(file->d_name, HL__FILE_BOARD) || begins(file->d_name, HL__FILE_TEMPORARY))
+    if (begins(file->d_name, others) || begins(file->d_name, HL__FILE_TEMPORARY))
       file_sweep(directory, file->d_name);
   hl__file_list_end(names);
 }

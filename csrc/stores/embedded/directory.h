@@ -1,0 +1,74 @@
+/*
+ * directory.h - the lock directory (directory.c): which one, whether locks in it can be trusted,
+ * and how a file in it is made so that no program sees half of one. Knows nothing of what is in the
+ * files.
+ */
+#ifndef HIERLOCK_DIRECTORY_H
+#define HIERLOCK_DIRECTORY_H
+
+#include "clock.h"
+#include "error.h"
+#include "fork.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+/* What the names of files begin with that are about to get another name. */
+#define HL__FILE_TEMPORARY "tmp-"
+#define HL__FILE_NAME_MAX 64
+
+typedef struct hl__file_directory {
+  int fd;     /* -1 when closed */
+  char *path; /* absolute, without links; malloc'ed */
+  dev_t device;
+  ino_t inode;
+  uid_t owner;
+  gid_t group;
+  mode_t file_mode; /* of the files in it */
+} hl__file_directory;
+
+/* Opens the directory of a DSN (NULL: the default one), making it if need be.
+   HL_OK, HL_ESTORE, HL_EUNSAFE_SERVER, HL_ENOMEM. */
+int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_error *error);
+/* Safe on a zeroed structure whose fd is -1. */
+void hl__file_directory_close(hl__file_directory *directory);
+/* The path by which a program that opens this directory now finds a file in it; malloc'ed. NULL:
+   out of memory. */
+char *hl__file_path(const char *directory, const char *name);
+
+/* A new, empty file under a name of its own ("tmp-..."), with these rights,
+   which shows to be in somebody's hands (hl__file_life) until it is closed. A
+   descriptor that is watched, or -1 with errno. */
+int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
+                       char name[HL__FILE_NAME_MAX]);
+/* Gives a temporary file its name, unless something has it: EEXIST. 0, or -1
+   with errno. */
+int hl__file_name(const hl__file_directory *directory, const char *temporary, const char *name);
+/* Opens a file for reading and writing; it must be a regular one. A descriptor
+   that is watched, or -1 with errno. */
+int hl__file_open(const hl__file_directory *directory, const char *name, struct stat *st);
+int hl__file_open_to_read(const hl__file_directory *directory, const char *name);
+/* Makes an empty file unless there is one of that name already. 0, or -1 with
+   errno. */
+int hl__file_make(const hl__file_directory *directory, const char *name);
+int hl__file_write(int fd, const void *data, size_t size); /* all of it */
+/* Closes a watched descriptor, if it is still ours; -1 is fine. Leaves errno
+   alone. */
+void hl__file_close(int fd);
+
+/* The process that has a temporary file locks this byte of it, which is no row's. */
+static inline struct flock hl__file_life(short type) {
+  return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
+}
+/* Whether no process has a file that shows its life so in its hands. */
+bool hl__file_is_dead(int fd);
+/* Removes the temporary files of processes that were killed, and those whose names begin with
+   `others`. */
+void hl__file_sweep(const hl__file_directory *directory, const char *others);
+/* The names in it; NULL with errno. */
+DIR *hl__file_list(const hl__file_directory *directory);
+void hl__file_list_end(DIR *names);
+
+#endif
