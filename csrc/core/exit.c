@@ -83,16 +83,30 @@ static void begin(void) {
   stay_loaded();
 }
 
-void hl__exit_watch(const void *library) {
+void hl__exit_begin(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  static _Atomic(const void *) watched[LIBRARIES_MAX];
   (void)pthread_once(&once, begin);
-  for (unsigned i = 0; library && i < LIBRARIES_MAX; i++) {
-    const void *there = NULL;
-    if (atomic_compare_exchange_strong(&watched[i], &there, library))
-      (void)atexit(before_exit); /* once for each library */
-    if (!there || there == library) return;
+}
+
+/* Once for each client library. */
+static void watch(const hl_store_ops *ops) {
+  static _Atomic(const hl_store_ops *) watched[LIBRARIES_MAX];
+  for (unsigned i = 0; i < LIBRARIES_MAX; i++) {
+    const hl_store_ops *there = NULL;
+    if (atomic_compare_exchange_strong(&watched[i], &there, ops)) (void)atexit(before_exit);
+    if (!there || there == ops) return;
   }
+}
+
+int hl__exit_watched_open(const hl_store_ops *ops, const hl_store_config *config, hl_store **store,
+                          hl_error *error) {
+  if (ops->library_init) ops->library_init();
+  if (ops->traits.blocks) watch(ops);
+  hl__exit_await(1);
+  hl__exit_check(1);
+  int status = ops->open(config, store, error);
+  hl__exit_await_end();
+  return status;
 }
 
 void hl__exit_await(unsigned n) { atomic_fetch_add(&awaited, n); }

@@ -11,13 +11,18 @@
 #ifndef HIERLOCK_EXIT_H
 #define HIERLOCK_EXIT_H
 
+#include "store.h"
+
 #include <stdbool.h>
 
-/* Registers our handler with exit(), and keeps this code loaded. Call it before a thread of ours
-   starts. library: the client library that the thread will be in, identified by its store's
-   operations, or NULL. Initialise that library first: exit() runs the last handler first, so ours
-   then runs before those that the library has registered. */
-void hl__exit_watch(const void *library);
+/* Call it before a thread of ours starts: keeps this code loaded. */
+void hl__exit_begin(void);
+/* Opens a store as ops->open does, which see. Before that, initialises its client library, and
+   registers our handler with exit() behind the library's: exit() runs the last one first. exit()
+   waits for this call as for a thread on its way out; the call does not return once another thread
+   runs exit(). */
+int hl__exit_watched_open(const hl_store_ops *ops, const hl_store_config *config, hl_store **store,
+                          hl_error *error);
 
 /* Begin and end of being on the way out, for n threads. exit() waits for them, but at most 2.5
    s. */

@@ -148,7 +148,7 @@ static void *keeper_main(void *argument) {
 int hl__keeper_start(hl_manager *manager, hl_error *error) {
   sigset_t all, before;
   if (manager->keeper.runs || manager->closed) return HL_OK;
-  hl__exit_watch(manager->ops->traits.blocks ? manager->ops : NULL);
+  hl__exit_begin();
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   int failure = pthread_create(&manager->keeper.thread, NULL, keeper_main, manager);

@@ -76,7 +76,7 @@ HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
 }
 
 int hl__manager_store_open(hl_manager *manager, hl_error *error) {
-  int status = manager->ops->open(&manager->config, &manager->store, error);
+  int status = hl__exit_watched_open(manager->ops, &manager->config, &manager->store, error);
   /* A program that looks only at names does not see a record, so a record does not exclude it.
      Leases are possible only where they are what such programs look at. */
   if (status == HL_OK && manager->config.interoperates && !manager->ops->traits.leases_only)

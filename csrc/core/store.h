@@ -39,7 +39,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 26u
+#define HL_STORE_ABI 27u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -303,6 +303,11 @@ typedef struct hl_store_ops {
      Each such lock has one bucket, and very rarely shares it with another. NULL: the store knows no
      such locks. Any thread. */
   uint64_t (*name_key)(const char *name, size_t size);
+
+  /* Initialises the client library: every handler that the library registers with exit(). The core
+     calls it before each open, and registers its own handler behind those, so that exit() runs the
+     core's first. NULL: not needed. */
+  void (*library_init)(void);
 
   /* Makes the store. Checks that it excludes (replicas, clusters, other buckets or levels ...), and
      refuses with HL_EUNSAFE_SERVER, HL_EMISMATCH, HL_ENOT_PROVISIONED, HL_EDSN, HL_ECONNECTION,

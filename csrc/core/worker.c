@@ -94,7 +94,7 @@ static void *worker_main(void *argument) {
 /* False: the system gives us no thread now. */
 static bool worker_start(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   sigset_t all, before;
-  hl__exit_watch(manager->ops->traits.blocks ? manager->ops : NULL);
+  hl__exit_begin();
   pthread_t thread;
   pthread_attr_t detached;
   (void)pthread_attr_init(&detached);

@@ -3,6 +3,8 @@
  * none of the bytes that it is given to send, as when it has no memory for them, and the
  * connection stands. libpq does not tell.
  *
+ * At its end, exit() beside threads that connect.
+ *
  * With $HIERLOCK_POSTGRESQL_DSN; without it nothing is tested.
  */
 #include <setjmp.h>
@@ -17,6 +19,7 @@
 #include "leftovers.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,14 +44,14 @@ __attribute__((visibility("default"))) ssize_t send(int fd, const void *data, si
   return sendto(fd, data, n, flags, NULL, 0);
 }
 
-static hl_manager *open_manager(void) {
+static hl_manager *open_with(const char *tls) {
   static const struct hl_store_ops *const stores[] = {&hl_store_postgresql, NULL};
   char dsn[512];
   const char *server = getenv("HIERLOCK_POSTGRESQL_DSN");
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager = NULL;
   hl_error error;
-  (void)snprintf(dsn, sizeof dsn, "%s%csslmode=disable", server, strchr(server, '?') ? '&' : '?');
+  (void)snprintf(dsn, sizeof dsn, "%s%csslmode=%s", server, strchr(server, '?') ? '&' : '?', tls);
   assert_int_equal(hl_layout_new(NULL, 0, HL_BUCKETS_DEFAULT, &config.layout, &error), HL_OK);
   config.dsn = dsn;
   config.stores = stores;
@@ -57,6 +60,8 @@ static hl_manager *open_manager(void) {
   hl_layout_unref(config.layout);
   return manager;
 }
+
+static hl_manager *open_manager(void) { return open_with("disable"); }
 
 static hl_plan *plan_of(hl_manager *manager, const char *account) {
   const hl_id ids[2] = {{"u1", 2}, {account, strlen(account)}};
@@ -121,9 +126,39 @@ static void what_the_system_refuses_to_send(void **state) {
   hl_manager_close(other);
 }
 
+static void *opens(void *unused) {
+  while (!unused) hl_manager_close(open_with("require"));
+  return NULL;
+}
+
+/* exit() takes OpenSSL apart: first it awaits threads that open a manager. */
+static void exit_while_others_open(void **state) {
+  (void)state;
+  enum {
+    CHILDREN = 60,
+    AT_ONCE = 3
+  };
+  if (!getenv("HIERLOCK_POSTGRESQL_DSN")) skip();
+  hl_manager_close(open_with("require"));
+  for (int i = 0; i < CHILDREN; i++) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+      pthread_t thread;
+      for (int n = 0; n < AT_ONCE; n++) (void)pthread_create(&thread, NULL, opens, NULL);
+      (void)usleep((useconds_t)(1500 * i));
+      exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (status) fail_msg("child %d ended with %#x", i, (unsigned)status);
+  }
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_the_system_refuses_to_send),
+      cmocka_unit_test(exit_while_others_open),
       cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);

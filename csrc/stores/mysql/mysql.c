@@ -73,7 +73,6 @@ HL__UNCHECKED static void store_close(hl_store *base) {
 }
 
 static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
-  hl__mysql_library_init();
   hl__mysql_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_mysql;
@@ -219,6 +218,7 @@ const hl_store_ops hl_store_mysql = {
     .check = session_check,
     .told = told,
     .interrupt = interrupt,
+    .library_init = hl__mysql_library_init,
     .thread_end = thread_end,
     .holders = holders,
 };

@@ -17,8 +17,7 @@ static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session 
 
 /* ------------------------------------------------------------ the store */
 
-/* OpenSSL registers a handler with exit() that takes it apart. OpenSSL must register it before
-   the core's own handler, which first gets our threads out of it: see exit.c. */
+/* OpenSSL registers a handler with exit() that takes it apart. */
 static void library_init(void) {
   if (OPENSSL_init_ssl) (void)OPENSSL_init_ssl(0, NULL);
 }
@@ -79,8 +78,6 @@ static void store_close(hl_store *base) {
 }
 
 static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, library_init);
   hl__pg_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_postgresql;
@@ -204,6 +201,7 @@ const hl_store_ops hl_store_postgresql = {
     .check = session_check,
     .told = told,
     .interrupt = interrupt,
+    .library_init = library_init,
     .thread_end = thread_end,
     .holders = holders,
 };

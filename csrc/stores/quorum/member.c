@@ -188,8 +188,7 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
   hl_store *inner = NULL;
   member->opens = true;
   hl__quorum_mutex_unlock(store);
-  int status = member->ops->open(&member->config, &inner, error);
-  hl__exit_watch(member->ops); /* its library is initialised now */
+  int status = hl__exit_watched_open(member->ops, &member->config, &inner, error);
   if (status == HL_OK && !inner->leases)
     status = hl__error(error, HL_EUNSUPPORTED, "it has no leases here");
   hl__quorum_mutex_lock(store);
@@ -541,7 +540,7 @@ bool hl__member_start(hl__quorum_member *member) {
   pthread_t thread;
   pthread_attr_t detached;
   if (member->threads >= (member->suspect ? SUSPECT_THREADS : THREADS_MAX)) return false;
-  hl__exit_watch(member->store->base.ops);
+  hl__exit_begin();
   (void)pthread_attr_init(&detached);
   (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
   (void)pthread_attr_setstacksize(&detached, STACK_BYTES);

@@ -221,5 +221,6 @@ const hl_store_ops hl_store_redis = {
     .check = session_check,
     .interrupt = interrupt,
     .holders = hl__redis_holders,
+    .library_init = hl__redis_tls_init,
     .thread_end = hl__redis_tls_thread_end,
 };

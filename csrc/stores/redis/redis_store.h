@@ -252,7 +252,8 @@ int hl__redis_each_master(hl__redis_session *session, int64_t deadline,
    was built without. */
 int hl__redis_tls_open(hl__redis_store *store, hl_error *error);
 void hl__redis_tls_close(hl__redis_store *store);
-/* As hl_store_ops.thread_end. */
+/* As hl_store_ops.library_init and thread_end. */
+void hl__redis_tls_init(void);
 void hl__redis_tls_thread_end(void);
 /* The handshake, until the deadline, where the DSN wants one. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
 int hl__redis_tls_start(hl__redis_session *session, int64_t deadline, hl_error *error);

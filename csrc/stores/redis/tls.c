@@ -49,9 +49,6 @@ static int files_load(SSL_CTX *context, const hl__redis_store *store, hl_error *
 }
 
 int hl__redis_tls_open(hl__redis_store *store, hl_error *error) {
-  /* Before any thread of ours starts, which may be another manager's: its
-     handler of exit() must be registered before the core's. */
-  if (OPENSSL_init_ssl(0, NULL) != 1) return hl__error_memory(error);
   if (store->tls == HL__REDIS_TLS_OFF) return HL_OK;
   SSL_CTX *context = SSL_CTX_new(TLS_client_method());
   if (!context) return hl__error_memory(error);
@@ -76,6 +73,8 @@ void hl__redis_tls_close(hl__redis_store *store) {
 
 /* OpenSSL's memory for a thread would be freed after the thread's end, and by then exit() may be
    taking the library apart. */
+void hl__redis_tls_init(void) { (void)OPENSSL_init_ssl(0, NULL); }
+
 void hl__redis_tls_thread_end(void) { OPENSSL_thread_stop(); }
 
 /* ------------------------------------------------------------- a connection */
@@ -229,6 +228,8 @@ int hl__redis_tls_open(hl__redis_store *store, hl_error *error) {
 }
 
 void hl__redis_tls_close(hl__redis_store *store) { (void)store; }
+
+void hl__redis_tls_init(void) {}
 
 void hl__redis_tls_thread_end(void) {}
 
