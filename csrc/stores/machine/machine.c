@@ -46,7 +46,7 @@ static void kernel_says(const char *name, char *text, size_t size) {
   text[n > 0 ? n : 0] = '\0';
 }
 
-void hl__boot_id(uint64_t boot[2]) {
+int64_t hl__machine_boot(uint64_t boot[2]) {
   char text[256];
   uint8_t id[16] = {0};
   unsigned digits = 0;
@@ -62,11 +62,15 @@ void hl__boot_id(uint64_t boot[2]) {
 
   kernel_says("/proc/self/timens_offsets", text, sizeof text);
   const char *line = strstr(text, "boottime");
-  if (line) {
-    char *behind;
-    int64_t seconds = strtoll(line + strlen("boottime"), &behind, 10);
-    boot[1] ^= (uint64_t)(seconds * 1000000000 + strtoll(behind, NULL, 10));
-  }
+  if (!line) return 0;
+  char *behind;
+  int64_t seconds = strtoll(line + strlen("boottime"), &behind, 10);
+  return seconds * 1000000000 + strtoll(behind, NULL, 10);
+}
+
+void hl__boot_id(uint64_t boot[2]) {
+  int64_t ahead = hl__machine_boot(boot);
+  boot[1] ^= (uint64_t)ahead;
 }
 
 /* In /proc/PID/mountinfo a space, a tab, a newline and a backslash of a path are

@@ -9,10 +9,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The id of this boot, as the kernel says it; zeroes where it says none. In a time
-   namespace that shifts CLOCK_BOOTTIME the second half is another one, as its
-   times cannot be compared with those outside. Any thread; not while births are
-   forbidden (fork.h). */
+/* The id of this boot, as the kernel says it; zeroes where it says none. Returns by how many
+   nanoseconds the time namespace of this process shifts CLOCK_BOOTTIME: less that, it is the same
+   for all programs of the machine. Any thread; not while births are forbidden (fork.h). */
+int64_t hl__machine_boot(uint64_t boot[2]);
+/* The same, but in such a namespace the second half is another one: for times that are not
+   corrected, and so cannot be compared with those outside. */
 void hl__boot_id(uint64_t boot[2]);
 
 /* The usual name of a file system that other machines may share, by its number in statfs(2):
