@@ -113,11 +113,21 @@ void hl__exit_await(unsigned n) { atomic_fetch_add(&awaited, n); }
 
 void hl__exit_await_end(void) { atomic_fetch_sub(&awaited, 1u); }
 
+/* Whether the caller's work comes too late. The program's own handlers may go on; only exit() waits
+   for them. */
+static bool is_late(void) { return atomic_load(&exiting) && !is_exiter() && !gives_back; }
+
 void hl__exit_check(unsigned n) {
-  /* The program's own handlers may go on; only exit() waits for them. */
-  if (!atomic_load(&exiting) || is_exiter() || gives_back) return;
+  if (!is_late()) return;
   atomic_fetch_sub(&awaited, n);
   stay();
+}
+
+bool hl__exit_try_await(void) {
+  hl__exit_await(1);
+  if (!is_late()) return true;
+  hl__exit_await_end();
+  return false;
 }
 
 void hl__exit_give_back_begin(void) {

@@ -98,10 +98,12 @@ int hl__manager_enter(hl_manager *manager, hl_error *error) {
 HL__UNCHECKED void hl__manager_leave(hl_manager *manager) {
   if (atomic_fetch_sub(&manager->references, 1u) != 1) return;
   if (manager->store) {
-    if (atomic_load(&manager->generation) == hl__fork_generation())
-      manager->ops->close(manager->store);
-    else
+    if (atomic_load(&manager->generation) != hl__fork_generation()) {
       manager->ops->forget(manager->store);
+    } else if (hl__exit_try_await()) {
+      manager->ops->close(manager->store);
+      hl__exit_await_end();
+    }
   }
   (void)pthread_cond_destroy(&manager->pool.freed);
   (void)pthread_cond_destroy(&manager->keeper.wakeup);

@@ -127,7 +127,10 @@ void hl__pool_bury(hl_manager *manager, hl__connection *connection, hl__connecti
 
 /* The connection is in no list of the manager. */
 static void connection_free(hl_manager *manager, hl__connection *connection) {
-  if (connection->session) manager->ops->session_close(connection->session);
+  if (connection->session && hl__exit_try_await()) {
+    manager->ops->session_close(connection->session);
+    hl__exit_await_end();
+  }
   (void)pthread_mutex_destroy(&connection->mutex);
   free(connection);
 }
