@@ -59,7 +59,7 @@ check() {                               # CHECK: what it says goes to $log
   split "$1"
   command=("build/$with/${file#core:}" "$filter")
   [[ $file != spec/* ]] || command=(env HIERLOCK_REQUIRE='mysql mariadb postgresql redis memcached nginx php' "${make[@]}"
-    spec "LUA=$with" "SPECS=$file" REPORT=--output=gtest "BUSTED_FLAGS=--filter='$filter'")
+    spec "LUA=$with" "SPECS=$file" REPORT=--output=gtest "BUSTED_FLAGS=--filter='${filter//\'/.}'")
   [[ $file != stress:* ]] || command=("${make[@]}" suite-stress "LUA=$with" "STORE=${file#stress:}" "SECONDS=$filter" SEED=1)
   # In a process group of its own, which is ended as a whole; in the background, so that a signal to us acts at once.
   timeout --kill-after=5 "$LIMIT" "${command[@]}" </dev/null >"$log" 2>&1 &

@@ -184,18 +184,24 @@ static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
   return n < self->store->need ? 0 : times[self->store->need - 1];
 }
 
+/* Asks the members that are in it whether they have its record. Returns how many are asked. */
+static unsigned inspect_ask(polling *self, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
+  unsigned asked = 0;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    if (!lease->at[i].in || !ask_add(self, i, HL__ASK_INSPECT, lease, NULL)) continue;
+    hl__ask_give(self->ask[i]);
+    asked++;
+  }
+  return asked;
+}
+
 static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
                          int64_t *left_ms, hl_error *error) {
   polling self = polling_of(base);
   int status = HL_OK;
   hl__quorum_mutex_lock(self.store);
   hl__quorum_lease *lease = hl__known_make(self.store, terms, NULL);
-  unsigned asked = 0;
-  for (unsigned i = 0; lease && i < self.store->n; i++) {
-    if (!lease->at[i].in || !ask_add(&self, i, HL__ASK_INSPECT, lease, NULL)) continue;
-    hl__ask_give(self.ask[i]);
-    asked++;
-  }
+  unsigned asked = lease ? inspect_ask(&self, lease) : 0;
   await(&self, deadline);
   if (!lease)
     status = hl__error_memory(error);
@@ -295,31 +301,68 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
 /* A later import of the same text must not lose a member that it has counted. So an import leaves no
    question open: a member that has not answered is not asked any more, and what it carries out late
    names the holder that the import replaced (hl_lease_ops.adopt). Healing, too, takes a record only
-   from that holder. */
+   from that holder.
+
+   Of two imports at once, each may replace the other at another member. So once the members have
+   answered, an import asks them again, and counts only those that still name its holder. Two
+   imports that have counted a quorum have asked a common member again. The import that asked there
+   later took the lease over after the earlier one had asked, and so after the earlier one had taken
+   over all that it ever does. When the later import asks its other members again, the earlier one
+   can replace it at none of them. */
+
+/* Notes what the members have handed over. Returns the highest token. */
+static uint64_t adopted(const polling *self, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  uint64_t highest = 0;
+  const uint8_t *replaced = NULL;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    const hl__quorum_ask *ask = self->ask[i];
+    if (!ask || ask->state != HL__ASK_DONE || ask->status != HL_OK) continue;
+    /* If members name several, each may be an import's that has counted others. */
+    bool same = !replaced || memcmp(replaced, ask->grant.replaced, 16) == 0;
+    replaced = same ? ask->grant.replaced : lease->terms.holder;
+    lease->at[i].in = true;
+    lease->at[i].place = ask->grant.place;
+    lease->at[i].token = ask->grant.token;
+    hl__known_sent(&lease->at[i], ask->grant.sent_ms, ask->ttl);
+    if (ask->grant.token > highest) highest = ask->grant.token;
+  }
+  if (replaced) memcpy(lease->replaced, replaced, 16);
+  return highest;
+}
+
+/* Asks the members again. Those that do not name this holder leave the lease. */
+static int adopted_still(const polling *taken, hl__quorum_lease *lease, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
+  polling self = {.session = taken->session, .store = taken->store, .begun = hl__now_ms()};
+  int status = HL_OK;
+  unsigned asked = inspect_ask(&self, lease);
+  await_all(&self);
+  for (unsigned i = 0; i < self.store->n; i++)
+    lease->at[i].in =
+        self.ask[i] && self.ask[i]->state == HL__ASK_DONE && self.ask[i]->status == HL_OK;
+  if (self.revoked || asked - self.lost < self.store->need)
+    status = gone(&self, error);
+  else if (self.ok < self.store->need)
+    status = unknown(&self, "could not be asked", error);
+  polling_end(&self, true);
+  return status;
+}
+
 static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
   unsigned mismatch = 0;
-  uint64_t highest = 0;
   for (unsigned i = 0; i < store->n; i++) {
     if (!ask_add(self, i, HL__ASK_ADOPT, lease, NULL)) continue;
     self->ask[i]->terms.place = 0; /* it is a token here */
     hl__ask_give(self->ask[i]);
   }
   await_all(self);
-  for (unsigned i = 0; i < store->n; i++) {
-    const hl__quorum_ask *ask = self->ask[i];
-    if (!ask || ask->state != HL__ASK_DONE) continue;
-    mismatch += ask->status == HL_EMISMATCH;
-    if (ask->status != HL_OK) continue;
-    lease->at[i].in = true;
-    memcpy(lease->replaced, ask->grant.replaced, 16);
-    lease->at[i].place = ask->grant.place;
-    lease->at[i].token = ask->grant.token;
-    hl__known_sent(&lease->at[i], ask->grant.sent_ms, ask->ttl);
-    if (ask->grant.token > highest) highest = ask->grant.token;
-  }
+  uint64_t highest = adopted(self, lease);
   if (self->ok >= store->need) {
+    int status = adopted_still(self, lease, error);
+    if (status) return status;
     grant->sent_ms = hl__known_since(store, lease, lease->terms.ttl);
     grant->token = lease->terms.place ? lease->terms.place : highest;
     grant->place = grant->token;
@@ -328,6 +371,9 @@ static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant, hl_err
     hl__quorum_heal(store, lease);
     return HL_OK;
   }
+  for (unsigned i = 0; i < store->n; i++)
+    mismatch +=
+        self->ask[i] && self->ask[i]->state == HL__ASK_DONE && self->ask[i]->status == HL_EMISMATCH;
   if (mismatch > store->n - store->need)
     return hl__quorum_error(store, HL_EMISMATCH, self->ask, "refused", error);
   if (self->revoked || self->lost > store->n - store->need) return gone(self, error);
