@@ -122,6 +122,43 @@ support.on_sqlite(function(store)
       assert(handle:release { confirm = true })
     end)
 
+    -- SQLite, and we, give the files beside it its mode a moment after the umask has cut theirs.
+    if uv.getuid() == 0 then
+      it("may be used for the first time by two users of a group at once", function()
+        local group, peers = 54321, {}
+        local directory = store.directory .. "/group"
+        sh("chmod 0711 %s %s/..; mkdir %s; chgrp %d %s; chmod 2770 %s", store.directory, store.directory, directory, group,
+          directory, directory)
+        for i = 1, 2 do
+          peers[i] = support.process(nil, nil, nil, { "/bin/sh", "-c", ([[umask 077
+            export LD_PRELOAD="%s${LD_PRELOAD:+:}$LD_PRELOAD"
+            exec "$0" spec/support/peer.lua "" "{}"]]):format(support.library "modes"), os.getenv "HIERLOCK_LUA" or arg[-1] })
+          peers[i]:call([[
+            local path, group, user = ...
+            hierlock.open("sqlite:" .. path):close() -- loads what this user may not read
+            local uv = require "luv"
+            uv.setgid(group)
+            uv.setuid(user)
+          ]], fresh(), group, group + i)
+        end
+        for n = 1, 8 do
+          local path = directory .. "/" .. n
+          sh(": >%s; chmod 0660 %s", path, path)
+          for _, peer in ipairs(peers) do
+            peer:start([[
+              local manager, err = hierlock.open("sqlite:" .. ... .. "?synchronous=normal")
+              if manager then manager:close() end
+              return tostring(err)
+            ]], path)
+            uv.sleep(n)
+          end
+          for _, peer in ipairs(peers) do assert.equal("nil", peer:result()) end
+        end
+      end)
+    else
+      pending("several users can be looked at by root only")
+    end
+
     it("may be used for the first time by many at once", function()
       local peers = {}
       for i = 1, 4 do peers[i] = support.process(nil) end

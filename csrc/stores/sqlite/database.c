@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* In the header of the file: whose it is ("hier"), and the version of the
  * tables. */
@@ -171,20 +172,36 @@ static int set_up(hl__sqlite_session *session, int *status, hl_error *error) {
   return code;
 }
 
-int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline, hl_error *error) {
-  static const struct timespec pause = {.tv_nsec = PAUSE_NS};
+/* SQLite's code. */
+static int open_once(hl__sqlite_session *session, int *status, hl_error *error) {
   int code = sqlite3_open_v2(session->path, &session->db,
                              SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL);
+  if (code != SQLITE_OK) return code;
+  if (sqlite3_db_readonly(session->db, "main") == 1) return SQLITE_READONLY;
+  /* The log would be taken apart by the last to close, which takes its time. */
+  (void)sqlite3_db_config(session->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
+  int chunk = HL__SQLITE_CHUNK;
+  (void)sqlite3_file_control(session->db, "main", SQLITE_FCNTL_CHUNK_SIZE, &chunk);
+  return set_up(session, status, error);
+}
+
+/* A program makes the log and its index with a mode that its umask cuts, and gives them the
+   database's mode a moment later. Until then another user's program may not write them. */
+static bool may_be_in_the_making(const hl__sqlite_session *session, int code) {
+  return ((code & 0xff) == SQLITE_READONLY || (code & 0xff) == SQLITE_CANTOPEN) &&
+         eaccess(session->path, R_OK | W_OK) == 0;
+}
+
+int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline, hl_error *error) {
+  static const struct timespec pause = {.tv_nsec = PAUSE_NS};
+  int64_t made = hl__now_ms() + HL__SQLITE_MAKING_MS;
   int status = HL_OK;
-  if (code == SQLITE_OK && sqlite3_db_readonly(session->db, "main") == 1) code = SQLITE_READONLY;
-  if (code == SQLITE_OK) {
-    /* The log would be taken apart by the last to close, which takes its time.
-     */
-    (void)sqlite3_db_config(session->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
-    int chunk = HL__SQLITE_CHUNK;
-    (void)sqlite3_file_control(session->db, "main", SQLITE_FCNTL_CHUNK_SIZE, &chunk);
-    while ((code = set_up(session, &status, error)) == SQLITE_BUSY && hl__left_ms(deadline) > 0)
-      (void)nanosleep(&pause, NULL);
+  int code;
+  while ((code = open_once(session, &status, error)) != SQLITE_OK) {
+    int64_t end = may_be_in_the_making(session, code) ? made : deadline;
+    if (hl__left_ms(end) == 0 || (end == deadline && code != SQLITE_BUSY)) break;
+    hl__sqlite_close(session);
+    (void)nanosleep(&pause, NULL);
   }
   if (code != SQLITE_OK) {
     status = hl__sqlite_error(session, code, "open the database", error);

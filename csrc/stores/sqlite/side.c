@@ -37,6 +37,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SUFFIX "-hierlock"
@@ -64,9 +65,16 @@ static char *side_path(const hl__sqlite_session *session) {
    that fails on another user's file in a directory such as /tmp. What root makes beside a user's
    database is the user's, as SQLite's own files are. */
 static int side_descriptor(const char *path, const struct stat *database) {
+  static const struct timespec pause = {.tv_nsec = 1000000};
   const int how = O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+  int64_t made = hl__now_ms() + HL__SQLITE_MAKING_MS;
   for (int i = 0; i < 3; i++) {
     int fd = open(path, how);
+    if (fd < 0 && errno == EACCES && hl__left_ms(made) > 0) {
+      i--; /* its maker may be about to give it its mode */
+      (void)nanosleep(&pause, NULL);
+      continue;
+    }
     if (fd >= 0 || errno != ENOENT) return fd;
     fd = open(path, how | O_CREAT | O_EXCL, 0600);
     if (fd < 0 && errno == EEXIST) continue;

@@ -324,6 +324,8 @@ static inline hl_mode hl__sqlite_mode_read(int column) {
 
 /* The file grows by this much at a time; its size is a multiple of it. */
 #define HL__SQLITE_CHUNK 262144
+/* How long another user's program may need to give the files that it makes their mode; ms. */
+#define HL__SQLITE_MAKING_MS 100
 
 /* ---- queue.c */
 
