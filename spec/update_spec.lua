@@ -430,6 +430,25 @@ describe("an update lock", function()
           assert.equal("exclusive", handle.mode)
         end)
 
+        it("that fails after some of several targets gives these back, or says at a downgrade that they may stay", function()
+          local peer, reader = support.process(store), support.process(store)
+          local r3, kept, keeps = { "u1", "a1", "r3" }, 0, KEEPS[store.name] and kind == "session"
+          for first, last in pairs { [R1] = r3, [r3] = R1 } do -- one of the two comes first in the order
+            local handle = assert(manager:acquire_all({ first, last }, with({ mode = "update" }, kind)))
+            peer_has(reader, "r", last, "shared")
+            assert_code("timeout", handle:upgrade { timeout = 0.2 })
+            assert.equal("update", handle.mode)
+            if try(peer, first, "shared") ~= true then kept = kept + 1 end
+            if keeps then assert_code("unsupported", handle:downgrade()) else assert(handle:downgrade()) end
+            assert.equal("update", handle.mode)
+            assert.is_true(reader:release("r"))
+            assert.is_true(handle:upgrade())
+            assert.equal("exclusive", handle.mode)
+            assert(handle:release { confirm = true })
+          end
+          assert.equal(keeps and 1 or 0, kept)
+        end)
+
         if kind == "session" then
           it("may come by an extend", function()
             local peer = support.process(store)

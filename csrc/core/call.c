@@ -515,7 +515,7 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
       break;
     }
     if (status == HL_ELOST) hl__lease_lost(lease, &reason);
-    if (status == HL_ECONNECTION || (status && !upgrades)) lease->unsure = true;
+    if (status == HL_ECONNECTION || (status && !upgrades)) call->lock->unsure = true;
     if (status == HL_OK) {
       lease->terms.place = grant.place;
       if (grant.until_ms) hl__lease_until(lease, grant.until_ms);
@@ -580,6 +580,7 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
   if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
   /* The lock grew, so its token must be greater than that of any earlier holder of its rows. */
   if (status == HL_OK) call->extension->token = grant.token;
+  if (status && request->upgrade && !manager->ops->downgrade) call->lock->unsure = true;
   if (status && error) *error = reason;
   return status;
 }
@@ -703,7 +704,7 @@ bool hl__call_commits(const hl__call *call, int status) {
   if (!call->lock) return false;
   if (!call->extension) return call->became;
   const hl__lease *lease = call->lock->lease;
-  return status == HL_OK || (call->kind == HL__DOWNGRADE && lease && lease->unsure);
+  return status == HL_OK || (call->kind == HL__DOWNGRADE && lease && call->lock->unsure);
 }
 
 void hl__call_commit(hl__call *call) {

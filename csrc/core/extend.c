@@ -31,7 +31,7 @@ int hl__extension_convert(hl__extension *self, hl_lock *lock, bool exclusive, hl
   self->whole = whole;
   self->plan = whole ? hl_plan_copy(whole) : NULL;
   /* The store may have more than the lock's plan says. */
-  bool unsure = !exclusive && lock->lease && lock->lease->unsure;
+  bool unsure = !exclusive && lock->unsure;
   hl_plan *most = unsure ? hl__plan_converted(lock->plan, true) : NULL;
   if (!self->plan || (unsure && !most)) {
     hl_plan_free(most);

@@ -255,7 +255,7 @@ int hl__hold_downgrade(hl__hold *hold, const hl_request *request, hl_error *erro
   else if (request->n > 0 && !manager->ops->downgrade)
     status = hl__error(&reason, HL_EUNSUPPORTED,
                        "a transaction of the store '%s' gives back no single "
-                       "lock: release it, or keep it exclusive",
+                       "lock that an upgrade may have taken: release all, or keep it",
                        manager->ops->scheme);
   else if (request->n > 0)
     status = manager->ops->downgrade(connection->session, &own, &sent, &reason);

@@ -29,11 +29,7 @@ typedef struct hl__lease {
   bool refreshes, releases; /* auto_refresh, auto_release */
   bool imported;            /* another process may have its text; constant once granted */
   hl_lease_terms terms;     /* constant once granted, except `place`, `token` */
-  /* An upgrade was not answered or was given up, or a downgrade has failed at the store. The store
-     may carry it out late, so the record may be exclusive though the handle says HL_UPDATE. Never
-     reset, for the same reason. Belongs to the thread that uses the lock. */
-  bool unsure;
-  atomic_ullong turn; /* of the last refresh sent */
+  atomic_ullong turn;       /* of the last refresh sent */
   hl__lease_state state HL__GUARDED_BY(hl__manager_mutex);
   hl__span span HL__GUARDED_BY(hl__manager_mutex); /* set by the caller of hl__lease_begin */
   /* In the manager's `leases` while HELD, later perhaps in its `drops`. */

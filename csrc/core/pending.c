@@ -180,7 +180,7 @@ static void occupation_end(hl_pending *pending, bool commit) {
     pending->call.extension->whole = NULL;
   }
   /* The store may have made an upgrade that was given up. */
-  if (pending->call.given_up && pending->call.extension && lock->lease) lock->lease->unsure = true;
+  if (pending->call.given_up && pending->call.extension && lock->lease) lock->unsure = true;
   if (pending->release_then) {
     hl__manager_mutex_unlock(manager);
     (void)hl__lock_release(lock, false, NULL);
