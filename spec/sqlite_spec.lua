@@ -131,7 +131,7 @@ support.on_sqlite(function(store)
           directory, directory)
         for i = 1, 2 do
           peers[i] = support.process(nil, nil, nil, { "/bin/sh", "-c", ([[umask 077
-            export LD_PRELOAD="%s${LD_PRELOAD:+:}$LD_PRELOAD"
+            export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}%s"
             exec "$0" spec/support/peer.lua "" "{}"]]):format(support.library "modes"), os.getenv "HIERLOCK_LUA" or arg[-1] })
           peers[i]:call([[
             local path, group, user = ...
