@@ -212,16 +212,16 @@ describe("the directory", function()
       if uv.fs_stat(file) then return file end
     end
   end
-  local function as_user(before)
+  local function as_user(before, dsn)
     sh("rm -rf %s %s; %s", default, library, before)
     sh("mkdir %s; cp -r %s %s/hierlock; cp %s %s/hierlock; chmod -R a+rX %s", library,
       where("hierlock", package.path):match("^(.*)/"), library, where("hierlock.core", package.cpath), library, library)
     finally(function() sh("rm -rf %s %s", default, library) end)
     return support.run([[
-      local manager, err = require("hierlock").open("file:")
+      local manager, err = require("hierlock").open(os.getenv "DSN")
       if manager then assert(manager:acquire { "u" }) end
       print(err or "open")
-    ]], ("umask 0; unset HIERLOCK_DSN; setpriv --reuid=%s --regid=%s --clear-groups env -u HOME " ..
+    ]], ("umask 0; export DSN=" .. (dsn or "file:") .. "; unset HIERLOCK_DSN; setpriv --reuid=%s --regid=%s --clear-groups env -u HOME " ..
          "LUA_PATH='%s/?.lua;%s/?/init.lua' LUA_CPATH='%s/?.so'"):format(uid, uid, library, library, library))
   end
   if root then
@@ -230,6 +230,13 @@ describe("the directory", function()
       local stat = uv.fs_lstat(default)
       assert.same({ "directory", 448, uid }, { stat.type, stat.mode % 512, ("%d"):format(stat.uid) })
       assert.equal("open\n", as_user("true"))
+    end)
+    it("of another group says whose it is, and how users share one", function()
+      local directory = default .. "-group"
+      finally(function() sh("rm -rf %s", directory) end)
+      assert.equal(("store: the lock directory %s is closed to user %s: it belongs to user 0 and group 54321, with mode 2770; " ..
+                    "several users share one with their group and mode 2770\n"):format(directory, uid),
+        as_user(("mkdir %s; chgrp 54321 %s; chmod 2770 %s"):format(directory, directory, directory), "file:" .. directory))
     end)
     for title, case in pairs {
       ["a symbolic link"] = { "mkdir %s-x; chown %d %s-x; ln -s %s-x %s; chown -h %d %s", "symbolic link" },

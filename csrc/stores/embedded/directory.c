@@ -108,7 +108,14 @@ static int named_open(const char *name, hl__file_directory *directory, hl_error 
     if (status) goto out;
   }
   if (directory->path) directory->fd = open(directory->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory->fd < 0)
+  if (directory->fd < 0 && errno == EACCES && stat(path, &st) == 0)
+    status =
+        hl__error(error, HL_ESTORE,
+                  "the lock directory %s is closed to user %lu: it belongs to user %lu and group "
+                  "%lu, with mode %04o; several users share one with their group and mode 2770",
+                  path, (unsigned long)geteuid(), (unsigned long)st.st_uid,
+                  (unsigned long)st.st_gid, (unsigned)st.st_mode & 07777);
+  else if (directory->fd < 0)
     status = hl__error_errno(error, HL_ESTORE, "cannot open the lock directory %s", path);
 out:
   free(path);
