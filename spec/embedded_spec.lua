@@ -216,7 +216,7 @@ describe("the directory", function()
     sh("rm -rf %s %s; %s", default, library, before)
     sh("mkdir %s; cp -r %s %s/hierlock; cp %s %s/hierlock; chmod -R a+rX %s", library,
       where("hierlock", package.path):match("^(.*)/"), library, where("hierlock.core", package.cpath), library, library)
-    finally(function() sh("rm -rf %s %s", default, library) end)
+    finally(function() sh("rm -rf %s %s %s-group", default, library, default) end)
     return support.run([[
       local manager, err = require("hierlock").open(os.getenv "DSN")
       if manager then assert(manager:acquire { "u" }) end
@@ -233,7 +233,6 @@ describe("the directory", function()
     end)
     it("of another group says whose it is, and how users share one", function()
       local directory = default .. "-group"
-      finally(function() sh("rm -rf %s", directory) end)
       assert.equal(("store: the lock directory %s is closed to user %s: it belongs to user 0 and group 54321, with mode 2770; " ..
                     "several users share one with their group and mode 2770\n"):format(directory, uid),
         as_user(("mkdir %s; chgrp 54321 %s; chmod 2770 %s"):format(directory, directory, directory), "file:" .. directory))
