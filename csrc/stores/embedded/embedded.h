@@ -1,0 +1,296 @@
+/*
+ * embedded.h - the embedded store in shared memory: the inside, for the files of this room only.
+ *
+ * format.h says what lies in the file, its invariants, and who may write what. The files, from the
+ * bottom; each uses only those above it in this list:
+ *
+ *   directory.c  the lock directory (directory.h)
+ *   flock.c      Symfony's files beside the table (flock.h)
+ *   map.c        the file: made, refused, mapped, grown by chunks; whether it is still the file
+ *   slot.c       a process' slot: its life, and which slots are dead
+ *   lock.c       the lock of a partition
+ *   partition.c  the index of a partition: rows, holders, queues; granting; making it anew
+ *   leased.c     claims of leases: made beside a session's, changed, ended
+ *   mend.c       cleaning up after a dead process
+ *   stock.c      this process' free nodes and records, and what it gives back late
+ *   watch.c      the thread that watches for deaths while something waits
+ *   circle.c     circles of waiters
+ *   take.c       sessions: taking rows and giving them back
+ *   space.c      one directory as this process uses it
+ *
+ * Time inside the room: nanoseconds of CLOCK_MONOTONIC (hl__shm_now), unless a name says `_ms`.
+ *
+ * Locks, in the order in which a thread takes them, after those of the core (mutex.h):
+ *
+ *   1. the registry        which spaces the process has (space.c)
+ *   2. space->mending      one thread of the process mends; then the byte MEND + slot
+ *   3. partitions          one at a time; circle.c: all, in ascending order
+ *   4. space->mutex        free nodes and records, agents, sleepers
+ *
+ * Nothing blocks while a partition's lock is held; the only system call in it is the fallocate() of
+ * a chunk of rows, once in 256 new rows.
+ *
+ * Forks: a child never touches the mapping, which it does not have (MADV_DONTFORK). It only forgets
+ * sessions and spaces.
+ */
+#ifndef HIERLOCK_EMBEDDED_H
+#define HIERLOCK_EMBEDDED_H
+
+#include "clock.h"
+#include "directory.h"
+#include "error.h"
+#include "fork.h"
+#include "format.h"
+#include "mutex.h"
+#include "store.h"
+
+#include <pthread.h>
+
+HL__MUTEX_CLASS(hl__shm_registry) HL__AFTER(hl__connection_mutex);
+HL__MUTEX_CLASS(hl__shm_mending) HL__AFTER(hl__shm_registry);
+HL__MUTEX_CLASS(hl__shm_space_mutex) HL__AFTER(hl__shm_mending) HL__BEFORE(hl__births);
+
+/* How soon the directory is seen to be another one. */
+#define HL__SHM_LOOK_NS 10000000
+/* How often a process looks for what nothing tells it of. */
+#define HL__SHM_POLL_NS 5000000
+
+typedef struct hl__shm_space hl__shm_space;
+typedef struct hl__shm_session hl__shm_session;
+
+/* Why a space cannot be used any more. */
+enum hl__shm_gone {
+  HL__SHM_HERE,
+  HL__SHM_CLOSED,  /* a stranger has closed its descriptor, whose number may be another file's */
+  HL__SHM_CUT,     /* the file was truncated: a touch of the mapping may be a SIGBUS */
+  HL__SHM_REMOVED, /* its name leads to another file, or to none */
+};
+
+/* An agent's record, for circles; of this process. */
+typedef struct hl__shm_agent {
+  struct hl__shm_agent *next;
+  uint64_t number;
+  uint32_t record;
+  unsigned sessions;
+} hl__shm_agent;
+#define HL__SHM_AGENT_HEADS 64u
+
+/* One name of a directory, as one process uses it; shared by its stores and sessions. */
+struct hl__shm_space {
+  hl__shm_space *next HL__GUARDED_BY(hl__shm_registry);
+  unsigned references HL__GUARDED_BY(hl__shm_registry);
+  unsigned generation;          /* of the process; constant */
+  hl__file_directory directory; /* constant */
+  char *name;                   /* of the file, by which programs find it; constant */
+  int fd;                       /* constant */
+  dev_t device;                 /* of the file; constant */
+  ino_t inode;
+  hl__shm_table *table; /* the mapping; constant */
+  uint32_t me;          /* the slot; constant */
+  uint64_t namespace;   /* of pids; 0: not known. Constant */
+  hl__a32 limit;        /* units that may be touched */
+  hl__a32 hint;         /* where a free chunk was found last */
+  atomic_int gone;      /* enum hl__shm_gone; never HERE again */
+  _Atomic int64_t looked;
+  /* Has a dead slot mended (mend.c); for lock.c, which is below it. */
+  void (*mend)(hl__shm_space *space, uint32_t slot, int64_t deadline);
+  pthread_mutex_t mending;
+  pthread_mutex_t mutex;
+  uint32_t free_node HL__GUARDED_BY(hl__shm_space_mutex);
+  uint32_t free_record HL__GUARDED_BY(hl__shm_space_mutex);
+  hl__shm_agent *agents[HL__SHM_AGENT_HEADS] HL__GUARDED_BY(hl__shm_space_mutex);
+  /* Nodes that say GONE and are still linked. */
+  uint32_t *late HL__GUARDED_BY(hl__shm_space_mutex);
+  uint32_t late_capacity HL__GUARDED_BY(hl__shm_space_mutex);
+  hl__a32 late_count;
+  struct hl__shm_watch *watch;                                /* constant */
+  hl__a64 waits, rebuilds, mended, handed, deferred, corrupt; /* counters, for tests */
+};
+
+HL__MUTEX_FUNCTIONS(hl__shm_space, hl__shm_space, mutex, hl__shm_space_mutex)
+
+/* A claim that a session has. */
+typedef struct hl__shm_held {
+  uint32_t node;
+  uint32_t hash;
+  uint64_t claim; /* HELD */
+} hl__shm_held;
+#define HL__SHM_CACHE 16u
+
+/* One thread at a time uses a session; hl__shm_cancel: any thread. */
+struct hl__shm_session {
+  hl__shm_space *space; /* a reference */
+  uint32_t record;      /* its own */
+  hl__shm_agent *agent; /* whose record its record names; NULL: its own */
+  hl__shm_held *held;   /* in the order in which they were taken */
+  uint32_t n, capacity;
+  uint32_t cache[HL__SHM_CACHE], cached; /* free nodes */
+  atomic_bool cancelled;                 /* until the take under way ends, or settle */
+  hl__a32 waits;                         /* the node for which its thread sleeps; 0 */
+  hl__shm_session *next_sleeper HL__GUARDED_BY(hl__shm_space_mutex);
+  hl__shm_session *previous_sleeper HL__GUARDED_BY(hl__shm_space_mutex);
+};
+
+/* --------------------------------------------------------------- space.c */
+
+/* The space of the directory of a DSN (path NULL: the default one), made or shared, with a
+   reference for the caller. *layout: a reference to what it and config->layout have agreed on.
+   HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
+int hl__shm_space_open(const hl_store_config *config, const char *path, hl_layout **layout,
+                       hl__shm_space **space, hl_error *error);
+void hl__shm_space_ref(hl__shm_space *space);
+/* NULL is fine. With the last reference the slot is given up. */
+void hl__shm_space_unref(hl__shm_space *space);
+
+/* Whether a thread may touch the mapping, and whether its locks keep out whoever opens the
+   directory now: looks at the file and its name if that was not done in the last 10 ms (at_once: in
+   any case). HL_OK; HL_ECONNECTION, saying why. Any thread; 5 ns where nothing is looked at. */
+int hl__shm_check(hl__shm_space *space, bool at_once, hl_error *error);
+
+/* -------------------------------------------------- sessions: take.c */
+
+/* A session that holds nothing. HL_OK, HL_ECONNECTION, HL_ESTORE (no space), HL_ENOMEM. */
+int hl__shm_begin(hl__shm_space *space, hl__shm_session **session, hl_error *error);
+/* Gives back what it holds, and frees it. */
+void hl__shm_end(hl__shm_session *session);
+/* In a forked child: frees its memory. */
+void hl__shm_forget(hl__shm_session *session);
+/* Has observers see this of the session's next rows. */
+void hl__shm_tell(hl__shm_session *session, const hl_request *request, const char *application);
+
+/* Takes the request's rows in their order, all or none; the session may hold rows, also the same in
+   another mode (an upgrade: it then has two claims of the row). Rows of HL_LEVEL_NAMED are not for
+   this function. Of the request count rows, n, deadline, try_once, agent, blocks.
+   `exempt`: the stamp of a lease that is not in the way; 0: none.
+
+   HL_OK; HL_TIMEOUT: another session holds a row, or its process is stopped while it has the
+   partition's lock, which *error says; HL_DEADLOCK; HL_CANCELLED; HL_ECONNECTION; HL_ESTORE: no
+   space is left, or the table is damaged; HL_ENOMEM. *error names level and bucket of the row. */
+int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t exempt,
+                 hl_error *error);
+/* Gives back all that the session took after its first `keep` claims (session->n says how many it
+   has), the last first. Never blocks for more than 2 ms. */
+void hl__shm_give_back(hl__shm_session *session, uint32_t keep);
+/* Gives back one claim of that row in that mode. False: it has none. */
+bool hl__shm_give_back_row(hl__shm_session *session, const hl_row *row);
+/* Ends the take under way with HL_CANCELLED, or else the next one. Any thread. */
+void hl__shm_cancel(hl__shm_session *session);
+/* Whether each claim that the session has is in the table as it wrote it. HL_OK; HL_ECONNECTION:
+   the space is gone, or the table was overwritten. */
+int hl__shm_session_check(hl__shm_session *session, hl_error *error);
+
+/* A token greater than all that were drawn before: a counter of 56 bits above 8 zero bits. Drawn
+   after the last row was granted, and before any is given back. */
+uint64_t hl__shm_token(hl__shm_space *space);
+/* Makes later tokens greater than this one. */
+void hl__shm_token_raise(hl__shm_space *space, uint64_t token);
+
+/* ------------------------------------------------------- leases: leased.c */
+
+/* The life of a lease's record: hl__shm_lease_make sets it aside (HL__MAKES); the caller writes
+   what the lease is; hl__shm_lease_claims adds the rows that a session holds, beside the session's
+   own claims; hl__shm_lease_publish stores its end, and now there is a lease. The session then
+   gives its rows back. Where the process dies before it has published, the mender takes all of it
+   away. Whoever brings `end` to 0 by a CAS ends the lease, and calls hl__shm_lease_unmake. */
+
+/* A record by its index; NULL: there is none. A look at `used` and `stamp` says whether it is (still)
+   that of a lease. */
+hl__shm_lease *hl__shm_lease_at(hl__shm_space *space, uint32_t index);
+/* Sets aside a record, all zeros but for its stamp. 0: no space is left. */
+uint32_t hl__shm_lease_make(hl__shm_space *space);
+/* Makes claims of the lease of all rows that the session holds; of several claims of one row, of
+   the strongest. HL_OK; HL_TIMEOUT, HL_ESTORE: the caller then unmakes the lease. */
+int hl__shm_lease_claims(hl__shm_session *session, uint32_t lease, int64_t deadline,
+                         hl_error *error);
+/* The lease ends at end_ms (hl__boot_ms). */
+void hl__shm_lease_publish(hl__shm_space *space, uint32_t lease, int64_t end_ms);
+/* Gives the lease another end, if it has not ended (`stamp`: nor become another lease). False: it
+   has. */
+bool hl__shm_lease_extend(hl__shm_space *space, uint32_t lease, uint64_t stamp, int64_t end_ms);
+/* Ends the lease: brings `end` to 0, but only if it is still `end` (0: whatever it is). True: this
+   call has ended it; its rows are free, and its record is only if `keep` is false. */
+bool hl__shm_lease_end(hl__shm_space *space, uint32_t lease, uint64_t stamp, int64_t end,
+                       bool keep);
+/* Takes away the claims of a lease that has ended or was never published, and frees the record
+   unless it is kept (lease->revoked is not 0). Stopped processes may hold it up until the deadline;
+   then a later call or a mender goes on. */
+void hl__shm_lease_unmake(hl__shm_space *space, uint32_t lease, int64_t deadline);
+/* Changes the mode of the lease's claim of a row, in one step. From a weaker to a stronger mode only
+   while the caller's session holds the row in that mode. HL_OK; HL_ELOST: the lease has no such row;
+   HL_TIMEOUT. */
+int hl__shm_lease_convert(hl__shm_space *space, uint32_t lease, const hl_row *row, int64_t deadline,
+                          hl_error *error);
+
+/* ------------------------------------------------- who has what: leased.c */
+
+typedef struct hl__shm_claim_seen {
+  uint32_t node;
+  uint64_t claim;
+  uint32_t session; /* index of the record: of a session, or of a lease */
+  uint32_t note;    /* of the record that tells of its request */
+  uint32_t slot;
+  bool leased;
+} hl__shm_claim_seen;
+
+/* Calls fn for each claim that is HELD or WAIT, without any lock; each was so at a moment during the
+   call. fn returns false to end it. */
+void hl__shm_each_claim(hl__shm_space *space, bool (*fn)(void *context, const hl__shm_claim_seen *),
+                        void *context);
+/* Calls fn for the index of each record of a lease that is used. */
+void hl__shm_each_lease(hl__shm_space *space, bool (*fn)(void *context, uint32_t lease),
+                        void *context);
+/* A record of a session or a lease; NULL: there is none. */
+hl__shm_record *hl__shm_record_at(hl__shm_space *space, uint32_t index);
+/* Texts in the table: cut to what there is room for, and always terminated once read. Other
+   processes may write what this one reads; the reader compares note.turn. */
+void hl__shm_text_set(hl__a64 *words, size_t count, const char *text, size_t size);
+void hl__shm_text_get(char *text, const hl__a64 *words, size_t count);
+
+/* ----------------------------------------------------------------- map.c */
+
+int64_t hl__shm_now(void); /* ns */
+/* ns of a deadline in ms, which may be HL_FOREVER. */
+static inline int64_t hl__shm_ns(int64_t ms) {
+  return ms > INT64_MAX / 1000000 ? INT64_MAX : ms * 1000000;
+}
+
+/* Opens the file `control` of space->directory, making it if need be, and maps it; agrees on the
+   layout. Sets fd, device, inode, table, limit. HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE,
+   HL_ECONNECTION (the directory was removed meanwhile), HL_ENOMEM. */
+int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error);
+/* Whether the layout of the file is the wanted one; *agreed: a reference. */
+int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
+                  hl_error *error);
+/* HL_ECONNECTION, saying why the space is gone. */
+int hl__shm_gone_error(const hl__shm_space *space, hl_error *error);
+/* Looks at the file and its name now; whether the space is gone. */
+bool hl__shm_look(hl__shm_space *space);
+
+/* A unit by its number, and for `units` of them; NULL: it is not there. Reads the size of the file
+   only where it has grown. */
+void *hl__shm_unit_behind(hl__shm_space *space, uint32_t unit, uint32_t units);
+static inline void *hl__shm_unit(hl__shm_space *space, uint32_t unit, uint32_t units) {
+  uint32_t limit = atomic_load_explicit(&space->limit, memory_order_relaxed);
+  if (__builtin_expect(unit == 0 || unit > limit || limit - unit < units, 0))
+    return hl__shm_unit_behind(space, unit, units);
+  return (char *)space->table + HL__SHM_FIXED + (size_t)unit * HL__SHM_UNIT;
+}
+static inline hl__shm_node *hl__shm_node_at(hl__shm_space *space, uint32_t unit) {
+  return hl__shm_unit(space, unit, 1);
+}
+static inline hl__shm_row *hl__shm_row_at(hl__shm_space *space, uint32_t unit) {
+  return hl__shm_unit(space, unit, 1);
+}
+/* How many chunks there are to look at; the first is number 1. */
+uint32_t hl__shm_chunks(const hl__shm_space *space);
+/* A chunk for an owner: a free one of that kind, or a new one, for which there is space. 0: there is
+   no space. */
+uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner);
+
+/* The lock on one byte of the file, for this process. False: another process has it. */
+bool hl__shm_byte_lock(hl__shm_space *space, off_t at);
+void hl__shm_byte_unlock(hl__shm_space *space, off_t at);
+/* Whether no process has it. */
+bool hl__shm_byte_free(hl__shm_space *space, off_t at);
+
+#endif

@@ -1,0 +1,324 @@
+/*
+ * format.h - the table of locks that all processes of a lock directory share: the file `control`
+ * of the third format, as it lies in memory.
+ *
+ *     header         4 KiB
+ *     parts          the locks of the partitions, and their free rows
+ *     slots          one for each process that has the file open
+ *     dir            what each chunk is, and whose
+ *     heads          the hash chains of rows, by partition
+ *     chunks         16 KiB each: 256 units of 64 bytes
+ *
+ * The truth is the claim words. For each row that a session holds or awaits there is one aligned
+ * word of 64 bits, which says which row, in which mode, and whether it is held. A lock is held if,
+ * and only if, its claim says HELD. A claim changes by one store. All else in a partition (chains,
+ * rows, counts, lists of holders, queues) follows from the claims, and is made anew from them when
+ * a process died inside (mend.c). So there is no half-done state that a reader must know of.
+ *
+ * Invariants:
+ *
+ *   1. Exclusion. Of two claims of one row that are HELD by different sessions the modes do not
+ *      conflict. At every instruction of every process.
+ *   2. A claim begins to count (FREE to HELD or WAIT, WAIT to HELD) only under the lock of its
+ *      partition. Its key, its mode and its state are one word.
+ *   3. A node's seq, own, session, note and flags are written while its claim is FREE, and stay
+ *      while it is not.
+ *   4. Only the process that owns a chunk of nodes takes nodes of it and makes claims of them. Slot
+ *      0 is the leases': any process may set a node of it aside (RESERVED), by a CAS that names it.
+ *   5. One process at a time mends a dead slot: it holds the byte MEND + slot. No process gets a
+ *      slot before it is mended (`state` is 0).
+ *   6. While no process has the lock of a partition, its index is what its claims say. verify.c, of
+ *      the tests, checks that.
+ *   7. A process that gives back stores FREE before it grants what that claim kept out.
+ *   8. A granted node has `wake` 1 before the lock is given up. Where the sender dies or stops
+ *      before it has woken the waiter, the watcher of the waiter's process finds the grant.
+ *   9. A chunk keeps its kind for ever. So what is read as a claim was never text.
+ *  10. A lease is there while its `end` is not 0. Refresh, drop and expiry are CASes on that word,
+ *      so that one of them is first.
+ *
+ * Who may write what, and when:
+ *
+ *     claim: FREE to HELD or WAIT      its owner, with the lock
+ *     claim: WAIT to HELD              whoever gives back or mends, with the lock, by CAS
+ *     claim: WAIT or HELD to GONE      its owner, at any time, by CAS
+ *     claim: GONE to LOOSE             any process, with the lock
+ *     claim: to FREE                   its owner, or the mender of its slot, with the lock
+ *     rows, heads, links, free rows    any process, with the lock
+ *     lock: 0 to slot + 1, and to 0    that process
+ *     lock: of a dead slot to own      who holds MEND of that slot
+ *     dir: FREE to owner, and back     the owner, or its mender, by CAS
+ *     slot                             its process; bell, rescan: any process
+ *     record: used, end                by CAS; the rest: who made it `used`
+ *
+ * What is read here was written by others: each index is compared with what there is before it is
+ * used (hl__shm_unit), and each list is followed for a bounded number of steps.
+ *
+ * Only fixed sizes, in the machine's byte order: programs of 32 and of 64 bits share the file.
+ */
+#ifndef HIERLOCK_EMBEDDED_FORMAT_H
+#define HIERLOCK_EMBEDDED_FORMAT_H
+
+#include "hierlock.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* That of the older formats, so that each program finds a version that it does not know, and
+   refuses the other's directory. */
+#define HL__SHM_MAGIC "hlctl\n\r"
+#define HL__SHM_VERSION 3u
+#define HL__SHM_FILE "control"
+
+#define HL__SHM_PARTS 128u
+#define HL__SHM_HEADS 2048u
+#define HL__SHM_SLOTS 1024u
+#define HL__SHM_CHUNK 16384u
+#define HL__SHM_UNIT 64u
+#define HL__SHM_PER_CHUNK (HL__SHM_CHUNK / HL__SHM_UNIT)
+/* 512 MiB, which a program of 32 bits can map, too: some 700,000 locks of three rows. */
+#define HL__SHM_CHUNKS 32768u
+
+/* Bytes of the file that are locked (F_OFD_SETLK), not written: that slot's process lives; one
+   process mends the slot; one process opens the file. */
+#define HL__SHM_LIFE 0x40000000
+#define HL__SHM_MEND 0x40010000
+#define HL__SHM_INIT 0x40020000
+
+typedef _Atomic uint32_t hl__a32;
+typedef _Atomic uint64_t hl__a64;
+
+/* ---------------------------------------------------------------- modes */
+
+/* The modes of a claim: hl_mode, and what a node's ancestors would be in with intentions. 0 is
+   none: only a damaged file has it, and it conflicts with all. */
+enum hl__shm_mode {
+  HL__SHM_S = HL_SHARED,
+  HL__SHM_X = HL_EXCLUSIVE,
+  HL__SHM_U = HL_UPDATE,
+  HL__SHM_IS,
+  HL__SHM_IX,
+  HL__SHM_SIX,
+  HL__SHM_MODES
+};
+
+/* Whether a request in the mode must wait for a holder in another: a bit for each mode.
+
+              IS   IX   S    U    SIX  X
+        IS    .    .    .    .    .    waits
+        IX    .    .    w    w    w    w
+        S     .    w    .    .    w    w
+        U     .    w    .    w    w    w
+        SIX   .    w    w    w    w    w
+        X     w    w    w    w    w    w                                                        */
+static const uint8_t hl__shm_conflicts[8] = {
+    [0] = 0xFF,
+    [HL__SHM_IS] = 1u << HL__SHM_X,
+    [HL__SHM_IX] = 1u << HL__SHM_S | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_S] = 1u << HL__SHM_IX | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_U] = 1u << HL__SHM_IX | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_SIX] =
+        1u << HL__SHM_IX | 1u << HL__SHM_S | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_X] = 0xFF,
+    [7] = 0xFF,
+};
+
+/* --------------------------------------------------------------- claims */
+
+/* bucket:32 | level:8 | mode:8 | state:16 */
+enum hl__shm_state {
+  HL__FREE,     /* the word is 0 */
+  HL__WAIT,     /* in the queue of its row */
+  HL__HELD,     /* it counts */
+  HL__GONE,     /* its owner has given up; still in a list */
+  HL__LOOSE,    /* GONE, and another process has taken it out of its list */
+  HL__RESERVED, /* of slot 0; the key is the slot of the process that has set it aside */
+  HL__ROW = 15  /* of a row: so that no reader takes its key for a claim */
+};
+
+static inline uint64_t hl__shm_key(uint32_t bucket, uint8_t level) {
+  return bucket | (uint64_t)level << 32;
+}
+static inline uint64_t hl__shm_claim(uint64_t key, unsigned mode, unsigned state) {
+  return key | (uint64_t)mode << 40 | (uint64_t)state << 48;
+}
+static inline uint64_t hl__shm_key_of(uint64_t claim) { return claim & 0xFFFFFFFFFFu; }
+static inline unsigned hl__shm_mode_of(uint64_t claim) { return (unsigned)(claim >> 40) & 7u; }
+static inline unsigned hl__shm_state_of(uint64_t claim) { return (unsigned)(claim >> 48); }
+
+/* Part of the format: all processes must look for a row in one place. */
+static inline uint32_t hl__shm_hash(uint64_t key) {
+  uint32_t hash = (uint32_t)key + (uint32_t)(key >> 32) * 0x9E3779B9u;
+  hash ^= hash >> 16;
+  hash *= 0x85EBCA6Bu;
+  hash ^= hash >> 13;
+  hash *= 0xC2B2AE35u;
+  return hash ^ hash >> 16;
+}
+static inline uint32_t hl__shm_part_of(uint32_t hash) { return hash % HL__SHM_PARTS; }
+static inline uint32_t hl__shm_head_of(uint32_t hash) {
+  return hash / HL__SHM_PARTS % HL__SHM_HEADS;
+}
+
+/* ---------------------------------------------------------------- units */
+
+/* What a chunk has, for ever. */
+enum hl__shm_kind {
+  HL__NO_KIND,
+  HL__ROWS,    /* the owner is a partition */
+  HL__NODES,   /* the owner is a slot; 0: of leases */
+  HL__RECORDS, /* of sessions; the owner is a slot */
+  HL__LEASES   /* records of leases; the owner is slot 0 */
+};
+/* In dir: kind << 24 | owner. */
+#define HL__SHM_UNOWNED 0xFFFFFFu
+
+/* A row that is held or awaited. Written with the lock of its partition. */
+typedef struct hl__shm_row {
+  uint64_t key; /* a word that says HL__ROW */
+  uint32_t next;
+  uint32_t holders;     /* the first of the list */
+  uint32_t first, last; /* of the queue */
+  uint32_t count[8];    /* of holders, by mode */
+  uint32_t room[2];
+} hl__shm_row;
+
+enum hl__shm_flag {
+  HL__CONVERTS = 1, /* its session, or the lease that it exempts, holds the row: it queues first */
+  HL__RINGS = 2,    /* no thread sleeps for it: its process' bell is rung */
+  HL__LEASED = 4,   /* of a lease: `session` is the lease's record, `own` its stamp */
+  HL__EXEMPTS = 8,  /* the lease with the stamp `own` is not in its way */
+};
+
+typedef struct hl__shm_node {
+  hl__a64 claim;
+  uint64_t seq; /* when it began to wait: the order of the queue */
+  /* How many claims of the row its session holds itself, by mode, 8 bits each: they are not in its
+     way. But see HL__LEASED, HL__EXEMPTS. */
+  uint64_t own;
+  uint32_t row;
+  uint32_t next, prev; /* in the list of holders, or the queue */
+  hl__a32 session;     /* the record */
+  hl__a32 note;        /* the record that tells observers of its request */
+  hl__a32 wake;        /* a futex: 1 once it is granted, or to look again */
+  uint32_t flags;
+  uint32_t rung;  /* the next in slot.rung */
+  uint32_t chain; /* of a lease: the next of its nodes; else in the list of free nodes */
+  uint32_t room;
+} hl__shm_node;
+
+/* record.used: 0, or these with the slot to which it belongs, or that makes or unmakes it. */
+#define HL__USED (1ull << 32)
+#define HL__LEASE (1ull << 40)
+#define HL__MAKES (1ull << 41)
+#define HL__UNMAKES (1ull << 42)
+
+/* Words of text that one process writes and others read meanwhile: hl__shm_text_set, _get. */
+#define HL__SHM_TEXT(bytes) ((bytes) / sizeof(uint64_t))
+
+/* What observers see of a request. */
+typedef struct hl__shm_note {
+  hl__a32 turn;     /* odd while it is being written */
+  hl__a32 mode;     /* hl_mode, of its targets */
+  hl__a64 since_ms; /* Unix time; of the request */
+  hl__a64 application[HL__SHM_TEXT(64)];
+  hl__a64 label[HL__SHM_TEXT(128)];
+  hl__a64 path[HL__SHM_TEXT(256)];
+} hl__shm_note;
+
+/* Of a session, of an agent, of a request; of a lease, with more behind it. */
+typedef struct hl__shm_record {
+  hl__a64 used;
+  hl__a64 end;     /* of a lease: hl__boot_ms, never 0 while it is there */
+  hl__a64 stamp;   /* of a lease: a number that no other has had. Else: the agent's number */
+  hl__a32 agent;   /* the record of the session's agent, which may be itself */
+  hl__a32 waits;   /* of an agent: the node for which it blocks */
+  hl__a32 slot;    /* whose process it is; of a lease, whose it was */
+  hl__a32 first;   /* of a lease: its nodes, by `chain` */
+  uint32_t next;   /* in its process' list of free records */
+  uint32_t number; /* of a session: for observers */
+  hl__shm_note note;
+} hl__shm_record;
+
+/* Times: ms. */
+typedef struct hl__shm_lease {
+  hl__shm_record base;
+  /* The rest is written by who makes it (HL__MAKES), later only with the lease's word `busy`. */
+  hl__a64 end_unix; /* after a reboot `end` is made of it */
+  hl__a64 token;
+  hl__a64 pid;
+  hl__a64 busy; /* 0; or slot + 1 of the process that changes what is below */
+  hl__a64 id[2];
+  hl__a64 secret[2];
+  hl__a64 holder[2];
+  hl__a64 turn;    /* of its last refresh */
+  hl__a64 revoked; /* 0; Unix ms: it is over, and its holder may read by whom and why */
+  hl__a64 owner[HL__SHM_TEXT(HL_OWNER_MAX + 1)];
+  hl__a64 host[HL__SHM_TEXT(64)];
+  hl__a64 by[HL__SHM_TEXT(64)];
+  hl__a64 reason[HL__SHM_TEXT(128)];
+} hl__shm_lease;
+
+#define HL__SHM_RECORD_UNITS 8u
+#define HL__SHM_LEASE_UNITS 16u
+
+/* ------------------------------------------------------------- the file */
+
+typedef struct hl__shm_part {
+  _Alignas(64) hl__a32 lock; /* a futex: 0, or slot + 1; bit 31: a process sleeps on it */
+  uint32_t free_row;
+  hl__a32 rebuilds;
+} hl__shm_part;
+#define HL__SHM_CONTENDED 0x80000000u
+
+typedef struct hl__shm_slot {
+  _Alignas(64) hl__a32 state; /* 0: free; 1: a process has it, or had it and is not mended */
+  hl__a32 generation;         /* how many processes have had it */
+  hl__a64 pid, start;         /* its start time, in the kernel's ticks */
+  hl__a64 namespace;          /* the inode of its pid namespace */
+  hl__a32 bell;               /* a futex */
+  hl__a32 rung;               /* granted nodes with HL__RINGS: a stack, by node.rung */
+  hl__a32 rescan;             /* somebody died: wake-ups may be lost */
+  hl__a32 room;
+  hl__a64 host[HL__SHM_TEXT(64)];
+  hl__a64 rest[18];
+} hl__shm_slot;
+
+typedef struct hl__shm_header {
+  char magic[8];
+  uint32_t version;
+  uint32_t parts, heads, slots, chunk, chunks;
+  uint64_t inode; /* of this file: in a copy it is another one's */
+  /* Which tree the locks are of; names are padded with zeros. */
+  uint32_t buckets, levels;
+  char names[HL_LEVELS_MAX][HL_LEVEL_NAME_MAX + 1];
+  hl__a64 boot[2];             /* the boot in which the file was opened last */
+  _Alignas(64) hl__a64 tokens; /* the last one's counter, 56 bits */
+  _Alignas(64) hl__a64 seq;    /* of waits, and stamps of leases */
+  _Alignas(64) hl__a64 swept;  /* when the dead were looked for last; ns */
+  hl__a32 top;                 /* so many chunks exist */
+  hl__a32 slots_top;           /* no slot from here on was ever used */
+  hl__a32 opened;              /* how often the file was opened */
+} hl__shm_header;
+
+typedef struct hl__shm_table {
+  hl__shm_header header;
+  _Alignas(4096) hl__shm_part part[HL__SHM_PARTS];
+  hl__shm_slot slot[HL__SHM_SLOTS];
+  hl__a32 dir[HL__SHM_CHUNKS];
+  uint32_t head[HL__SHM_PARTS][HL__SHM_HEADS];
+} hl__shm_table;
+
+/* Where chunks begin. Chunk 0 is never used, so that no unit has the number 0. */
+#define HL__SHM_FIXED ((sizeof(hl__shm_table) + HL__SHM_CHUNK - 1) / HL__SHM_CHUNK * HL__SHM_CHUNK)
+#define HL__SHM_MAPPED (HL__SHM_FIXED + (size_t)HL__SHM_CHUNKS * HL__SHM_CHUNK)
+
+_Static_assert(sizeof(hl__shm_row) == HL__SHM_UNIT, "a row is a unit");
+_Static_assert(sizeof(hl__shm_node) == HL__SHM_UNIT, "a node is a unit");
+_Static_assert(sizeof(hl__shm_record) <= HL__SHM_RECORD_UNITS * HL__SHM_UNIT, "record");
+_Static_assert(sizeof(hl__shm_lease) <= HL__SHM_LEASE_UNITS * HL__SHM_UNIT, "format");
+_Static_assert(sizeof(hl__shm_slot) == 256, "format");
+_Static_assert(sizeof(hl__shm_header) <= 4096, "format");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "shared atomics must be lock-free");
+
+#endif

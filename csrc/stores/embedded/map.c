@@ -1,0 +1,307 @@
+/*
+ * map.c - the file of a lock directory: making it, refusing what is none, mapping it, growing it by
+ * chunks, and looking whether it is still the file. Knows nothing of claims.
+ *
+ * A file is made complete under a temporary name, then gets its name. So no process sees half of
+ * one, and a file that is too short was cut: it is refused, never begun anew, as the processes that
+ * still have it mapped would not exclude those that come now.
+ *
+ * Space comes from fallocate() before it is touched, so a full file system is an error here and no
+ * SIGBUS later. A file that another program truncates while it is mapped ends its users by SIGBUS
+ * if they touch it before they have looked, at most 10 ms later. (LMDB's users bear the same.)
+ */
+#include "embedded.h"
+#include "layout.h"
+#include "machine.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Whenever a process opens the directory, tokens go on from Unix seconds * 2^24 at least (56 bits in
+   all, enough until the year 2106), fractions included. So they grow even when the directory was
+   removed a moment ago, or a reboot has emptied it, unless more than 2^24 were given each second. */
+#define TOKEN_SECOND_BITS 24
+
+int64_t hl__shm_now(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* ---------------------------------------------------------------- making */
+
+static int header_write(int fd, const hl_layout *layout, const struct stat *st) {
+  hl__shm_header *fresh = calloc(1, sizeof *fresh);
+  uint64_t boot[2];
+  if (!fresh) {
+    errno = ENOMEM;
+    return -1;
+  }
+  memcpy(fresh->magic, HL__SHM_MAGIC, sizeof fresh->magic);
+  fresh->version = HL__SHM_VERSION;
+  fresh->parts = HL__SHM_PARTS;
+  fresh->heads = HL__SHM_HEADS;
+  fresh->slots = HL__SHM_SLOTS;
+  fresh->chunk = HL__SHM_CHUNK;
+  fresh->chunks = HL__SHM_CHUNKS;
+  fresh->inode = st->st_ino;
+  fresh->buckets = hl_layout_buckets(layout);
+  fresh->levels = hl_layout_levels(layout);
+  for (unsigned i = 0; i < fresh->levels; i++)
+    (void)snprintf(fresh->names[i], sizeof fresh->names[i], "%s", hl_layout_name(layout, i));
+  hl__boot_id(boot);
+  atomic_init(&fresh->boot[0], boot[0]);
+  atomic_init(&fresh->boot[1], boot[1]);
+  atomic_init(&fresh->top, 1);
+  atomic_init(&fresh->slots_top, 1);
+  int written = hl__file_write(fd, fresh, sizeof *fresh);
+  free(fresh);
+  return written;
+}
+
+/* HL_OK: there is a file of that name now, made by this process or another. */
+static int file_make(hl__shm_space *space, const hl_layout *layout, hl_error *error) {
+  const hl__file_directory *directory = &space->directory;
+  char temporary[HL__FILE_NAME_MAX];
+  struct stat st;
+  bool made = false;
+  int fd = hl__file_temporary(directory, directory->file_mode, temporary);
+  if (fd >= 0 && fstat(fd, &st) == 0) {
+    errno = posix_fallocate(fd, 0, (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK));
+    made = errno == 0 && header_write(fd, layout, &st) == 0 &&
+           hl__file_name(directory, temporary, HL__SHM_FILE) == 0;
+    int saved = errno;
+    if (!made) (void)unlinkat(directory->fd, temporary, 0);
+    errno = saved;
+  }
+  hl__file_close(fd);
+  if (made || errno == EEXIST) return HL_OK;
+  /* ENOENT: the directory was removed as we opened it. */
+  return hl__error_errno(error, errno == ENOENT ? HL_ECONNECTION : HL_ESTORE,
+                         "cannot make %s/" HL__SHM_FILE, directory->path);
+}
+
+/* -------------------------------------------------------------- refusing */
+
+static int header_check(const hl__shm_space *space, const hl__shm_header *header, off_t size,
+                        hl_error *error) {
+  const char *path = space->directory.path;
+  if (memcmp(header->magic, HL__SHM_MAGIC, sizeof header->magic) != 0)
+    return hl__error(error, HL_ESTORE,
+                     "%s/" HL__SHM_FILE " is not hierlock's; name a directory that is used for "
+                     "nothing else",
+                     path);
+  if (header->version != HL__SHM_VERSION)
+    return hl__error(error, HL_ESTORE,
+                     "the lock directory %s was made by another version of hierlock (format %u, "
+                     "and this one knows %u): see Upgrading in docs/operations.md",
+                     path, header->version, HL__SHM_VERSION);
+  if (header->parts != HL__SHM_PARTS || header->heads != HL__SHM_HEADS ||
+      header->slots != HL__SHM_SLOTS || header->chunk != HL__SHM_CHUNK ||
+      header->chunks != HL__SHM_CHUNKS)
+    return hl__error(error, HL_ESTORE,
+                     "%s/" HL__SHM_FILE " is damaged; remove the directory while no program "
+                     "uses it",
+                     path);
+  if (header->inode != (uint64_t)space->inode)
+    return hl__error(error, HL_ESTORE,
+                     "the lock directory %s is a copy of another one, or was restored from a "
+                     "backup; remove it while no program uses it: nothing in it is worth keeping",
+                     path);
+  if (size < (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK))
+    return hl__error(error, HL_ESTORE,
+                     "%s/" HL__SHM_FILE " has only %lld bytes: it was truncated; remove the "
+                     "directory while no program uses it",
+                     path, (long long)size);
+  return HL_OK;
+}
+
+/* The rows would be others than those of a program that comes by the directory. */
+static bool is_mounted_alone(const hl__shm_space *space) {
+  char *path = hl__file_path(space->directory.path, HL__SHM_FILE);
+  if (!path) return false;
+  bool mounted = hl__is_mount_point(path);
+  free(path);
+  return mounted;
+}
+
+int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
+                  hl_error *error) {
+  const hl__shm_header *header = &space->table->header;
+  char names[HL__LAYOUT_NAMES_MAX] = "", text[200];
+  size_t used = 0;
+  for (uint32_t i = 0; i < header->levels && i < HL_LEVELS_MAX; i++)
+    used += (size_t)snprintf(names + used, sizeof names - used, "%s%.*s", i ? "," : "",
+                             HL_LEVEL_NAME_MAX, header->names[i]);
+  (void)snprintf(text, sizeof text, "the lock directory %.120s", space->directory.path);
+  const hl__space found = {text, names, header->buckets,
+                           "give this program a directory of its own (file:/path), or remove that "
+                           "one while no program uses it"};
+  return hl__layout_agree(wanted, &found, agreed, error);
+}
+
+/* --------------------------------------------------------------- opening */
+
+static void tokens_begin(hl__shm_header *header) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_REALTIME, &now);
+  uint64_t least = ((uint64_t)now.tv_sec << TOKEN_SECOND_BITS) +
+                   ((uint64_t)now.tv_nsec << TOKEN_SECOND_BITS) / 1000000000u;
+  uint64_t last = atomic_load(&header->tokens);
+  while (last < least && !atomic_compare_exchange_weak(&header->tokens, &last, least)) {}
+}
+
+static int file_open(hl__shm_space *space, const hl_layout *layout, struct stat *st,
+                     hl_error *error) {
+  space->fd = hl__file_open(&space->directory, HL__SHM_FILE, st);
+  if (space->fd < 0 && errno == ENOENT) {
+    int status = file_make(space, layout, error);
+    if (status) return status;
+    space->fd = hl__file_open(&space->directory, HL__SHM_FILE, st);
+  }
+  if (space->fd < 0)
+    return hl__error_errno(error, HL_ESTORE, "cannot open %s/" HL__SHM_FILE, space->directory.path);
+  space->device = st->st_dev;
+  space->inode = st->st_ino;
+  return HL_OK;
+}
+
+int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) {
+  struct stat st;
+  hl__shm_header header = {.version = 0};
+  int status = file_open(space, layout, &st, error);
+  if (status) return status;
+  if (is_mounted_alone(space))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "%s/" HL__SHM_FILE " is mounted by its own name, and programs outside "
+                     "would come to another directory: mount the directory",
+                     space->directory.path);
+  /* Read, not mapped: what is too short is another version's, or cut. */
+  if (pread(space->fd, &header, sizeof header, 0) < (ssize_t)offsetof(hl__shm_header, parts))
+    memset(&header, 0, sizeof header);
+  status = header_check(space, &header, st.st_size, error);
+  if (status) return status;
+  void *mapping =
+      mmap(NULL, HL__SHM_MAPPED, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, space->fd, 0);
+  if (mapping == MAP_FAILED)
+    return hl__error_errno(error, HL_ESTORE, "cannot map %s/" HL__SHM_FILE, space->directory.path);
+  space->table = mapping;
+  (void)madvise(mapping, HL__SHM_MAPPED, MADV_DONTFORK);
+  tokens_begin(&space->table->header);
+  return HL_OK;
+}
+
+/* --------------------------------------------- is it still the directory's? */
+
+bool hl__shm_look(hl__shm_space *space) {
+  struct stat st, name;
+  int gone = HL__SHM_HERE;
+  if (atomic_load(&space->gone)) return true;
+  if (fstat(space->fd, &st) != 0 || st.st_ino != space->inode || st.st_dev != space->device)
+    gone = HL__SHM_CLOSED;
+  else if (st.st_size < (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK))
+    gone = HL__SHM_CUT;
+  else if (stat(space->name, &name) != 0 || name.st_ino != space->inode ||
+           name.st_dev != space->device)
+    gone = HL__SHM_REMOVED;
+  if (gone) atomic_store(&space->gone, gone);
+  return gone != HL__SHM_HERE;
+}
+
+int hl__shm_gone_error(const hl__shm_space *space, hl_error *error) {
+  static const char *const reasons[] = {
+      [HL__SHM_CLOSED] = "the descriptor of the lock directory %s was closed, though not by "
+                         "hierlock; others are not kept out any more",
+      [HL__SHM_CUT] = "a file of the lock directory %s was truncated while it was in use; remove "
+                      "the directory while no program uses it",
+      [HL__SHM_REMOVED] = "the lock directory %s was removed, renamed or replaced while it was in "
+                          "use; others are not kept out any more",
+  };
+  int gone = atomic_load(&space->gone);
+  char text[512];
+  (void)snprintf(text, sizeof text, reasons[gone ? gone : HL__SHM_REMOVED], space->directory.path);
+  return hl__error(error, HL_ECONNECTION, "%s", text);
+}
+
+int hl__shm_check(hl__shm_space *space, bool at_once, hl_error *error) {
+  struct timespec t;
+  if (__builtin_expect(space->generation != hl__fork_generation(), 0))
+    return hl__error(error, HL_ECONNECTION, "the session belongs to the parent process");
+  (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+  int64_t now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+  if (__builtin_expect(at_once || now - atomic_load_explicit(&space->looked, memory_order_relaxed) >
+                                      HL__SHM_LOOK_NS,
+                       0)) {
+    atomic_store_explicit(&space->looked, now, memory_order_relaxed);
+    (void)hl__shm_look(space);
+  }
+  if (__builtin_expect(atomic_load_explicit(&space->gone, memory_order_relaxed), 0))
+    return hl__shm_gone_error(space, error);
+  return HL_OK;
+}
+
+/* ---------------------------------------------------------------- chunks */
+
+uint32_t hl__shm_chunks(const hl__shm_space *space) {
+  uint32_t top = atomic_load(&space->table->header.top);
+  return top < HL__SHM_CHUNKS ? top : HL__SHM_CHUNKS;
+}
+
+void *hl__shm_unit_behind(hl__shm_space *space, uint32_t unit, uint32_t units) {
+  struct stat st;
+  uint32_t top = hl__shm_chunks(space);
+  if (unit == 0 || unit > top * HL__SHM_PER_CHUNK || top * HL__SHM_PER_CHUNK - unit < units)
+    return NULL;
+  if (fstat(space->fd, &st) != 0 ||
+      st.st_size < (off_t)(HL__SHM_FIXED + (size_t)top * HL__SHM_CHUNK))
+    return NULL;
+  atomic_store(&space->limit, top * HL__SHM_PER_CHUNK);
+  return (char *)space->table + HL__SHM_FIXED + (size_t)unit * HL__SHM_UNIT;
+}
+
+/* A chunk becomes somebody's by one CAS, and `top` follows it: where a process dies between the two,
+   the next one raises it. */
+uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner) {
+  hl__shm_table *table = space->table;
+  uint32_t top = hl__shm_chunks(space), hint = atomic_load(&space->hint);
+  const uint32_t mine = (uint32_t)kind << 24 | owner;
+  for (uint32_t i = 0; i < top; i++) {
+    uint32_t at = (hint + i) % top, word = (uint32_t)kind << 24 | HL__SHM_UNOWNED;
+    if (atomic_load_explicit(&table->dir[at], memory_order_relaxed) != word || at == 0) continue;
+    if (!atomic_compare_exchange_strong(&table->dir[at], &word, mine)) continue;
+    atomic_store(&space->hint, at);
+    return at;
+  }
+  for (;;) {
+    top = hl__shm_chunks(space);
+    if (top == 0 || top == HL__SHM_CHUNKS ||
+        posix_fallocate(space->fd, (off_t)(HL__SHM_FIXED + (size_t)top * HL__SHM_CHUNK),
+                        HL__SHM_CHUNK) != 0)
+      return 0;
+    uint32_t none = 0, seen = top;
+    bool got = atomic_compare_exchange_strong(&table->dir[top], &none, mine);
+    (void)atomic_compare_exchange_strong(&table->header.top, &seen, top + 1);
+    if (got) return top;
+  }
+}
+
+/* ----------------------------------------------------------------- bytes */
+
+static bool byte_set(hl__shm_space *space, off_t at, short type) {
+  struct flock byte = {.l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+  return fcntl(space->fd, F_OFD_SETLK, &byte) == 0;
+}
+
+bool hl__shm_byte_lock(hl__shm_space *space, off_t at) { return byte_set(space, at, F_WRLCK); }
+
+void hl__shm_byte_unlock(hl__shm_space *space, off_t at) { (void)byte_set(space, at, F_UNLCK); }
+
+bool hl__shm_byte_free(hl__shm_space *space, off_t at) {
+  struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+  return fcntl(space->fd, F_OFD_GETLK, &byte) == 0 && byte.l_type == F_UNLCK;
+}
