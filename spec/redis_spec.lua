@@ -370,20 +370,22 @@ describe("redis", function()
         assert(again:release { confirm = true })
       end)
 
-      it("refreshes no lease whose upgrade it has forgotten: readers would come in beside its holder", function()
-        local manager, other = assert(open({}, "quarantine=1")), assert(open({}, "quarantine=1"))
-        local handle
-        support.wait_until(function()
-          handle = manager:acquire(R1, { timeout = 0, ttl = 3, mode = "update" })
-          return handle
+      for _, call in ipairs { "refresh", "check", "downgrade" } do
+        it("has no lease whose upgrade it has forgotten: readers would come in beside its holder (" .. call .. ")", function()
+          local manager, other = assert(open({}, "quarantine=1")), assert(open({}, "quarantine=1"))
+          local handle
+          support.wait_until(function()
+            handle = manager:acquire(R1, { timeout = 0, ttl = 3, mode = "update" })
+            return handle
+          end)
+          assert.equal("OK", cli "SAVE")
+          assert.is_true(handle:upgrade { timeout = 0 })
+          crash()
+          assert_code("lost", handle[call](handle))
+          assert.is_false(handle:is_held())
+          assert(assert(other:acquire(R1, { mode = "shared", timeout = 10 })):release { confirm = true })
         end)
-        assert.equal("OK", cli "SAVE")
-        assert.is_true(handle:upgrade { timeout = 0 })
-        crash()
-        assert_code("lost", handle:refresh())
-        assert.is_false(handle:is_held())
-        assert(assert(other:acquire(R1, { mode = "shared", timeout = 10 })):release { confirm = true })
-      end)
+      end
     end)
 
     -- The server restarts from a snapshot that was made before the lease.

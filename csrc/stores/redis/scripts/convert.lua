@@ -15,7 +15,7 @@ local now, now_us = clock()
 local me = id .. '@' .. root
 local lease, waiter = key(root, 'l', id), key(root, 'q', id)
 
-local why = lost(root, id, holder)
+local why = lost(root, id, holder, token)
 if why then return why end
 local found = redis.call('HMGET', lease, 'ends', 'rows', 'token')
 local ends = tonumber(found[1])
