@@ -2,6 +2,7 @@
 -- what becomes of waiters when others are killed, stopped or unfair, and how many
 -- descriptors it needs. The store by itself is in spec/core/test_file_store.c.
 
+local fork = require "hierlock_spec.fork"
 local hierlock = require "hierlock"
 local support = require "spec.support"
 local uv = require "luv"
@@ -466,6 +467,17 @@ describe("between processes", function()
     assert.is_true(peer:result())
     assert.is_true(peer:release("waiter"))
     assert(manager:acquire { "s" }):release()
+  end)
+
+  it("a wait for a program that stands still over the leases costs the processor next to nothing", function()
+    assert(manager:acquire({ "ledger" }, { ttl = 10 })):release()
+    local ledger = assert(fork.lock(embedded.dsn:match "^file:(.*)" .. "/leases"))
+    local before = os.clock()
+    local _, err = manager:acquire({ "ledger" }, { ttl = 10, timeout = 1 })
+    local cost = os.clock() - before
+    fork.close(ledger)
+    assert.equal("timeout", err.code)
+    assert.is_true(cost < 0.1, cost)
   end)
 
   it("a stopped waiter that is killed is out of the way", function()

@@ -14,8 +14,9 @@
 
 _Static_assert(sizeof(hl__ledger_header) <= HL__LEDGER_CHUNK, "comes first");
 
-/* Between two tries to take it from another process. */
+/* Between the first two tries to take it from another process; and between two, at most. */
 #define PAUSE_NS 20000
+#define PAUSE_MAX_NS 2000000
 
 /* Unchecked, as hl__ledger_free: nobody else has it. */
 HL__UNCHECKED hl__ledger *hl__ledger_new(hl__file_space *space) {
@@ -200,7 +201,7 @@ static int ledger_lock(hl__ledger *ledger, bool make, hl_error *error)
 /* Unchecked: clang cannot follow a function that returns sometimes with a mutex. */
 HL__UNCHECKED int hl__ledger_take(hl__ledger *ledger, bool make, int64_t deadline,
                                   hl_error *error) {
-  static const struct timespec pause = {.tv_nsec = PAUSE_NS};
+  struct timespec pause = {.tv_nsec = PAUSE_NS};
   for (;;) {
     /* Tried only: whoever has it in this process may wait for another one. */
     if (pthread_mutex_trylock(&ledger->mutex) == 0) {
@@ -214,6 +215,9 @@ HL__UNCHECKED int hl__ledger_take(hl__ledger *ledger, bool make, int64_t deadlin
                        "another process keeps %s/" HL__FILE_LEDGER " for itself: it may be stopped",
                        directory_path(ledger));
     (void)nanosleep(&pause, NULL);
+    /* The process that has it may be stopped for long. So a waiter looks the less often, the longer
+       it has waited; it is late by a quarter of its wait, at most. */
+    if (pause.tv_nsec < PAUSE_MAX_NS) pause.tv_nsec += pause.tv_nsec / 4;
   }
 }
 
