@@ -88,6 +88,8 @@ struct hl__shm_space {
   hl__shm_table *table; /* the mapping; constant */
   uint32_t me;          /* the slot; constant */
   uint64_t namespace;   /* of pids; 0: not known. Constant */
+  int64_t ahead_ms;     /* of CLOCK_BOOTTIME, in this time namespace; constant */
+  hl__a32 holding;      /* sessions of stores that hold something */
   hl__a32 limit;        /* units that may be touched */
   hl__a32 hint;         /* where a free chunk was found last */
   atomic_int gone;      /* enum hl__shm_gone; never HERE again */
@@ -252,6 +254,11 @@ int64_t hl__shm_now(void); /* ns */
 /* ns of a deadline in ms, which may be HL_FOREVER. */
 static inline int64_t hl__shm_ns(int64_t ms) {
   return ms > INT64_MAX / 1000000 ? INT64_MAX : ms * 1000000;
+}
+
+/* Milliseconds of boot time, for the ends of leases: the same for all programs of the machine. */
+static inline int64_t hl__shm_boot_ms(const hl__shm_space *space) {
+  return hl__boot_ms() - space->ahead_ms;
 }
 
 /* Opens the file `control` of space->directory, making it if need be, and maps it; agrees on the

@@ -247,12 +247,13 @@ typedef struct hl__shm_lease {
   hl__a64 end_unix; /* after a reboot `end` is made of it */
   hl__a64 token;
   hl__a64 pid;
-  hl__a64 busy; /* 0; or slot + 1 of the process that changes what is below */
+  /* 0; or a word of the process that reads or changes what is below, as lease.c makes it. */
+  hl__a64 busy;
   hl__a64 id[2];
   hl__a64 secret[2];
-  hl__a64 holder[2];
-  hl__a64 turn;    /* of its last refresh */
-  hl__a64 revoked; /* 0; Unix ms: it is over, and its holder may read by whom and why */
+  hl__a64 holder[2][2]; /* of the two, holder[holders % 2] counts */
+  hl__a64 holders;      /* how often it was imported */
+  hl__a64 revoked;      /* 0; Unix ms: it is over, and its holder may read by whom and why */
   hl__a64 owner[HL__SHM_TEXT(HL_OWNER_MAX + 1)];
   hl__a64 host[HL__SHM_TEXT(64)];
   hl__a64 by[HL__SHM_TEXT(64)];

@@ -1,0 +1,572 @@
+/*
+ * lease.c - leases of the embedded store: the hl_lease_ops, over records in the table. How the
+ * claims of a lease are made, changed and ended is leased.c's.
+ *
+ * Presence decides: a lease is there while its `end` is not 0. An operation that depends on who has
+ * the lease (refresh, drop, import, conversion, revocation) has the lease's word `busy` meanwhile,
+ * so these exclude each other. Whoever meets a lease whose time is up ends it without that word: by
+ * a CAS of `end`, which a refresh changes in the same way. So one of the two is first.
+ */
+#include "embedded_store.h"
+#include "mode.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* For `busy`, where nobody has set a time: it is kept for microseconds. */
+#define TAKE_MS 1000
+/* Between two tries for it; how long it is kept before its owner may be dead. */
+#define PAUSE_NS 20000
+#define DEAD_NS 1000000
+/* What is left of a revoked lease stays so long beyond the lease's time; and a lease that none has
+   released, refreshed or wanted since. */
+#define KEPT_MS 3600000
+
+static hl__shm_space *space_of(hl_session *session) {
+  return hl__embedded_session_of(session)->table->space;
+}
+
+static int64_t at_least(int64_t deadline) {
+  int64_t least = hl__now_ms() + TAKE_MS;
+  return deadline > least ? deadline : least;
+}
+
+static void id_set(hl__a64 words[2], const uint8_t id[16]) {
+  uint64_t values[2];
+  memcpy(values, id, sizeof values);
+  atomic_store(&words[0], values[0]);
+  atomic_store(&words[1], values[1]);
+}
+
+static void id_get(uint8_t id[16], hl__a64 words[2]) {
+  uint64_t values[2] = {atomic_load(&words[0]), atomic_load(&words[1])};
+  memcpy(id, values, sizeof values);
+}
+
+/* ------------------------------------------------------------------- busy */
+
+/* A lease whose `busy` this thread has. */
+typedef struct grip {
+  hl__shm_space *space;
+  hl__shm_lease *lease;
+  uint32_t index;
+  uint64_t stamp;
+  uint64_t word; /* what `busy` is: like no other thread's, and no earlier one */
+} grip;
+
+/* slot + 1:16 | generation of the slot:16 | serial:32 */
+static uint64_t busy_word(const hl__shm_space *space) {
+  static hl__a32 serial;
+  uint32_t generation = atomic_load(&space->table->slot[space->me].generation);
+  return (uint64_t)(space->me + 1) << 48 | (uint64_t)(generation & 0xFFFFu) << 32 |
+         atomic_fetch_add(&serial, 1u);
+}
+
+/* Whether the process has died that wrote the word, and its slot is mended. */
+static bool is_left(const hl__shm_space *space, uint64_t word) {
+  uint32_t slot = (uint32_t)(word >> 48) - 1;
+  if (slot >= HL__SHM_SLOTS) return true;
+  const hl__shm_slot *it = &space->table->slot[slot];
+  return atomic_load(&it->state) == 0 ||
+         (atomic_load(&it->generation) & 0xFFFFu) != (word >> 32 & 0xFFFFu);
+}
+
+static void grip_leave(const grip *self) {
+  uint64_t word = self->word;
+  /* A record that has become another lease's meanwhile keeps what it has. */
+  (void)atomic_compare_exchange_strong(&self->lease->busy, &word, 0);
+}
+
+/* Whether it is a lease, or what is left of a revoked one. */
+static bool is_lease(hl__shm_lease *lease) {
+  uint64_t used = atomic_load(&lease->base.used);
+  return (used & HL__LEASE) != 0 && (used & HL__MAKES) == 0 &&
+         (atomic_load(&lease->base.end) != 0 || atomic_load(&lease->revoked) != 0);
+}
+
+/* HL_OK; HL__ABSENT: it is another lease, or none; HL_TIMEOUT. */
+static int grip_take(hl__shm_space *space, uint32_t index, uint64_t stamp, int64_t deadline,
+                     grip *self) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  if (!lease) return HL__ABSENT;
+  *self = (grip){space, lease, index, stamp, busy_word(space)};
+  static const struct timespec pause = {.tv_nsec = PAUSE_NS};
+  uint64_t seen = 0, whose = 0;
+  int64_t since = 0;
+  while (!atomic_compare_exchange_strong(&lease->busy, &seen, self->word)) {
+    if (is_left(space, seen)) {
+      if (atomic_compare_exchange_strong(&lease->busy, &seen, self->word)) break;
+    } else if (seen != whose) {
+      whose = seen;
+      since = hl__shm_now();
+    } else if (hl__left_ms(deadline) == 0) {
+      return HL_TIMEOUT;
+    } else if (hl__shm_now() - since > DEAD_NS) {
+      space->mend(space, (uint32_t)(seen >> 48) - 1, hl__shm_ns(deadline));
+      since = hl__shm_now();
+    }
+    (void)nanosleep(&pause, NULL);
+    seen = 0;
+  }
+  if (atomic_load(&lease->base.stamp) == stamp && is_lease(lease)) return HL_OK;
+  grip_leave(self);
+  return HL__ABSENT;
+}
+
+static int busy_error(hl_error *error) {
+  return hl__error(error, HL_TIMEOUT,
+                   "another process keeps the lease for itself: it may be stopped");
+}
+
+/* ---------------------------------------------------------------- finding */
+
+static bool is_named_so(hl__shm_space *space, uint32_t index, const uint8_t id[16],
+                        uint64_t *stamp) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  if (!lease) return false;
+  *stamp = atomic_load(&lease->base.stamp);
+  return is_lease(lease) && hl__embedded_id_is(lease->id, id);
+}
+
+typedef struct search {
+  hl__shm_space *space;
+  const uint8_t *id;
+  uint32_t index;
+  uint64_t stamp;
+} search;
+
+static bool search_step(void *context, uint32_t index) {
+  search *self = context;
+  if (!is_named_so(self->space, index, self->id, &self->stamp)) return true;
+  self->index = index;
+  return false;
+}
+
+/* The lease of that id: where it was first, then everywhere. As grip_take. */
+static int grip_find(hl__shm_space *space, const hl_lease_terms *terms, int64_t deadline,
+                     grip *self) {
+  search it = {space, terms->id, 0, 0};
+  uint32_t hint = terms->place < UINT32_MAX ? (uint32_t)terms->place : 0;
+  if (!hint || search_step(&it, hint)) hl__shm_each_lease(space, search_step, &it);
+  if (!it.index) return HL__ABSENT;
+  int status = grip_take(space, it.index, it.stamp, deadline, self);
+  if (status || hl__embedded_id_is(self->lease->id, terms->id)) return status;
+  grip_leave(self);
+  return HL__ABSENT;
+}
+
+static int gone_error(hl_error *error) {
+  return hl__error(error, HL_ELOST,
+                   "the lease has ended: it was released, or another owner has "
+                   "taken its nodes since");
+}
+
+/* What is left of a lease: by whom it was revoked, and why. */
+static int revoked_error(hl__shm_lease *lease, hl_error *error) {
+  char by[sizeof lease->by], reason[sizeof lease->reason];
+  char shown_by[sizeof by], shown_reason[sizeof reason];
+  hl__shm_text_get(by, lease->by, HL__SHM_TEXT(sizeof by));
+  hl__shm_text_get(reason, lease->reason, HL__SHM_TEXT(sizeof reason));
+  (void)hl__escape(shown_by, sizeof shown_by, by, strlen(by));
+  (void)hl__escape(shown_reason, sizeof shown_reason, reason, strlen(reason));
+  return hl__error_revoked(error, shown_by, shown_reason);
+}
+
+/* A revoked lease has been told of, or none will ask: its record is free. */
+static void note_forget(const grip *self) {
+  atomic_store(&self->lease->revoked, 0);
+  hl__shm_lease_unmake(self->space, self->index, hl__shm_ns(hl__now_ms() + TAKE_MS));
+}
+
+/* Which of the two holders in the record counts. */
+static hl__a64 *holder_of(hl__shm_lease *lease) {
+  return lease->holder[atomic_load(&lease->holders) % 2];
+}
+
+/* The lease that this holder has, for the caller alone until it leaves. HL_OK, HL_ELOST, HL_TIMEOUT,
+   HL_ECONNECTION. */
+static int enter(hl_session *base, const hl_lease_terms *terms, int64_t deadline, grip *self,
+                 hl_error *error) {
+  hl__shm_space *space = space_of(base);
+  int status = hl__shm_check(space, false, error);
+  if (status) return status;
+  status = grip_find(space, terms, deadline, self);
+  if (status == HL__ABSENT) return gone_error(error);
+  if (status) return busy_error(error);
+  if (!hl__embedded_id_is(holder_of(self->lease), terms->holder))
+    status = hl__error_imported(error);
+  else if (atomic_load(&self->lease->base.end) == 0) {
+    status = revoked_error(self->lease, error);
+    note_forget(self);
+  }
+  if (status) grip_leave(self);
+  return status;
+}
+
+/* ---------------------------------------------------------------- recording */
+
+/* An hour and more after their time leases and notes are taken away; over_ms: how long after. */
+typedef struct sweep {
+  hl__shm_space *space;
+  int64_t over_ms;
+  unsigned ended;
+} sweep;
+
+static bool sweep_step(void *context, uint32_t index) {
+  sweep *self = context;
+  hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
+  if (!lease || !is_lease(lease)) return true;
+  uint64_t stamp = atomic_load(&lease->base.stamp);
+  int64_t end = (int64_t)atomic_load(&lease->base.end);
+  int64_t end_unix = (int64_t)atomic_load(&lease->end_unix);
+  grip it;
+  if ((end != 0 && hl__embedded_left(self->space, end) > 0) ||
+      hl__between_ms(end_unix, hl__unix_ms()) < self->over_ms ||
+      grip_take(self->space, index, stamp, 0, &it) != HL_OK)
+    return true;
+  if (end == 0)
+    note_forget(&it);
+  else
+    (void)hl__shm_lease_end(self->space, index, stamp, end, false);
+  grip_leave(&it);
+  self->ended++;
+  return true;
+}
+
+/* A record. Before the table grows much for it, what has been over for long goes. */
+static uint32_t record_make(hl__shm_space *space) {
+  static hl__a32 looked_at;
+  uint32_t chunks = hl__shm_chunks(space), last = atomic_load(&looked_at);
+  sweep it = {space, KEPT_MS, 0};
+  if (chunks > last + last / 8 || chunks < last) {
+    atomic_store(&looked_at, chunks);
+    hl__shm_each_lease(space, sweep_step, &it);
+  }
+  uint32_t index = hl__shm_lease_make(space);
+  if (index) return index;
+  /* There is no space: then nothing stays that is over. */
+  it.over_ms = 0;
+  hl__shm_each_lease(space, sweep_step, &it);
+  return it.ended > 0 ? hl__shm_lease_make(space) : 0;
+}
+
+/* Who has it, for observers. */
+static void whose(hl__embedded_session *session, hl__shm_lease *lease) {
+  const hl_store_config *config = hl__embedded_store_of(session)->config;
+  hl__shm_note *note = &lease->base.note;
+  atomic_store(&note->turn, atomic_load(&note->turn) | 1u);
+  hl__shm_text_set(note->application, HL__SHM_TEXT(sizeof note->application), config->application,
+                   strlen(config->application));
+  hl__shm_text_set(lease->host, HL__SHM_TEXT(sizeof lease->host), config->host,
+                   strlen(config->host));
+  atomic_store(&lease->pid, (uint64_t)config->pid);
+  (void)atomic_fetch_add(&note->turn, 1u);
+}
+
+static void record_fill(hl__embedded_session *session, const hl_request *request, uint64_t token,
+                        hl__shm_lease *lease) {
+  const hl_lease_terms *terms = request->lease;
+  hl__shm_note *note = &lease->base.note;
+  char label[sizeof note->label] = "";
+  id_set(lease->id, terms->id);
+  id_set(lease->secret, terms->secret);
+  id_set(lease->holder[0], terms->holder);
+  atomic_store(&lease->token, token);
+  hl__shm_text_set(lease->owner, HL__SHM_TEXT(sizeof lease->owner), terms->owner,
+                   strlen(terms->owner));
+  if (request->label_size > 0)
+    (void)hl__escape(label, sizeof label, request->label, request->label_size);
+  hl__shm_text_set(note->label, HL__SHM_TEXT(sizeof note->label), label, strlen(label));
+  hl__shm_text_set(note->path, HL__SHM_TEXT(sizeof note->path), request->path,
+                   request->path ? strlen(request->path) : 0);
+  atomic_store(&note->since_ms, (uint64_t)hl__unix_ms());
+  atomic_store(&note->mode, (uint32_t)request->mode);
+  whose(session, lease);
+}
+
+int hl__embedded_lease_write(hl__embedded_session *session, const hl_request *request,
+                             hl_grant *grant, hl_error *error) {
+  hl__shm_space *space = session->table->space;
+  int64_t deadline = hl__shm_ns(hl__now_ms() + TAKE_MS);
+  int status = hl__shm_check(space, false, error);
+  if (status) return status;
+  uint32_t index = record_make(space);
+  hl__shm_lease *lease = index ? hl__shm_lease_at(space, index) : NULL;
+  if (!lease)
+    return hl__error(error, HL_ESTORE, "there is no space for a lease in %s",
+                     space->directory.path);
+  record_fill(session, request, grant->token, lease);
+  status = hl__shm_lease_claims(session->table, index, deadline, error);
+  if (status) {
+    hl__shm_lease_unmake(space, index, deadline);
+    return status;
+  }
+  /* The time counts from here: whoever waits has not met the lease yet. */
+  grant->sent_ms = hl__boot_ms();
+  grant->place = index;
+  atomic_store(&lease->end_unix, (uint64_t)hl__deadline(hl__unix_ms(), request->lease->ttl));
+  hl__shm_lease_publish(space, index, hl__deadline(hl__shm_boot_ms(space), request->lease->ttl));
+  return HL_OK;
+}
+
+static int to_lease(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  int status = hl__embedded_lease_write(session, request, grant, error);
+  if (status == HL_OK) hl__embedded_session_clear(session);
+  return status;
+}
+
+/* -------------------------------------------------------------- one record */
+
+/* It ends `ttl` from now. False: it has ended. */
+static bool extend(const grip *self, int64_t ttl, int64_t *sent_ms) {
+  *sent_ms = hl__boot_ms();
+  atomic_store(&self->lease->end_unix, (uint64_t)hl__deadline(hl__unix_ms(), ttl));
+  return hl__shm_lease_extend(self->space, self->index, self->stamp,
+                              hl__deadline(hl__shm_boot_ms(self->space), ttl));
+}
+
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
+  grip it;
+  int status = enter(base, terms, at_least(deadline), &it, error);
+  if (status) return status;
+  if (!extend(&it, ttl, sent_ms)) status = gone_error(error);
+  grip_leave(&it);
+  return status;
+}
+
+static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left_ms, hl_error *error) {
+  grip it;
+  int status = enter(base, terms, at_least(deadline), &it, error);
+  if (status) return status;
+  *left_ms = hl__embedded_left(it.space, (int64_t)atomic_load(&it.lease->base.end));
+  grip_leave(&it);
+  return HL_OK;
+}
+
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
+  grip it;
+  int status = enter(base, terms, confirm ? at_least(deadline) : deadline, &it, error);
+  if (status) return status;
+  if (!hl__shm_lease_end(it.space, it.index, it.stamp, 0, false)) status = gone_error(error);
+  grip_leave(&it);
+  return status;
+}
+
+/* ------------------------------------------------------------- conversion */
+
+/* All rows of the request, or as far as it comes. */
+static int rows_convert(const grip *self, const hl_request *request, hl_mode mode,
+                        hl_error *error) {
+  int64_t deadline = hl__shm_ns(at_least(request->deadline));
+  int status = HL_OK;
+  for (size_t i = 0; i < request->n && status == HL_OK; i++) {
+    hl_row row = request->rows[i];
+    row.mode = (uint8_t)mode;
+    status = hl__shm_lease_convert(self->space, self->index, &row, deadline, error);
+  }
+  return status;
+}
+
+/* The mode in the record comes last going up, and first going down: where a process dies in
+   between, the lease has more than it says, and an import takes that back. */
+static int record_convert(const grip *self, const hl_request *request, hl_error *error) {
+  hl__shm_note *note = &self->lease->base.note;
+  if (!request->upgrade) {
+    atomic_store(&note->mode, (uint32_t)request->mode);
+    return rows_convert(self, request, HL_SHARED, error);
+  }
+  int status = rows_convert(self, request, HL_EXCLUSIVE, error);
+  if (status == HL_OK)
+    atomic_store(&note->mode, (uint32_t)request->mode);
+  else
+    (void)rows_convert(self, request, HL_SHARED, NULL);
+  return status;
+}
+
+/* The session takes the rows as any other would, but that the lease is not in its way; so it stands
+   before all who wait, as who holds a row already does. Then it has them together with the lease,
+   and nobody else is there. */
+static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  grip it;
+  uint64_t token = 0;
+  int status = enter(base, request->lease, at_least(request->deadline), &it, error);
+  if (status) return status;
+  if (request->upgrade) {
+    hl_request own = *request;
+    own.lease = NULL;
+    own.upgrade = own.extend = false;
+    grip_leave(&it); /* it waits */
+    status = hl__embedded_session_take(session, &own, it.stamp, error);
+    atomic_store(&session->interrupted, false);
+    if (status) return status;
+    token = hl__shm_token(it.space);
+    status = enter(base, request->lease, at_least(request->deadline), &it, error);
+  }
+  if (status == HL_OK) {
+    status = record_convert(&it, request, error);
+    if (status == HL_OK && request->upgrade) {
+      atomic_store(&it.lease->token, token);
+      grant->token = token;
+    }
+    grant->place = it.index;
+    grip_leave(&it);
+  }
+  hl__embedded_session_clear(session);
+  return status;
+}
+
+/* ----------------------------------------------------------------- import */
+
+/* Whether the lease has the rows that its text says. What a process has left stronger that died in
+   an upgrade is made what it was. */
+static int rows_compare(const grip *self, const hl_request *request, hl_error *error) {
+  const bool exclusive = atomic_load(&self->lease->base.note.mode) == HL_EXCLUSIVE;
+  size_t met = 0;
+  hl_request stronger = {.n = 1, .deadline = request->deadline};
+  uint32_t at = atomic_load(&self->lease->base.first);
+  for (size_t steps = 0; at && steps <= request->n; steps++) {
+    hl__shm_node *node = hl__shm_node_at(self->space, at);
+    if (!node || atomic_load(&node->session) != self->index) break;
+    uint64_t claim = atomic_load(&node->claim);
+    const hl_row *row = NULL;
+    for (size_t i = 0; i < request->n && !row; i++)
+      if (hl__shm_key((uint32_t)request->rows[i].bucket, request->rows[i].level) ==
+          hl__shm_key_of(claim))
+        row = &request->rows[i];
+    if (!row || hl__shm_state_of(claim) != HL__HELD) break;
+    if (row->mode != hl__shm_mode_of(claim)) {
+      if (exclusive || row->mode != HL_SHARED) break;
+      stronger.rows = row;
+      int status = rows_convert(self, &stronger, HL_SHARED, error);
+      if (status) return status;
+    }
+    met++;
+    at = node->chain;
+  }
+  if (!at && met == request->n) return HL_OK;
+  return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
+}
+
+static int adopt(hl__embedded_session *session, const grip *self, const hl_request *request,
+                 hl_grant *grant, hl_error *error) {
+  const hl_lease_terms *terms = request->lease;
+  hl__shm_lease *lease = self->lease;
+  uint8_t found[16];
+  /* Given up while it waited for the lease: somebody may have imported since. */
+  if (atomic_load(&session->interrupted))
+    return hl__error(error, HL_CANCELLED, "the import was interrupted");
+  if (!hl__embedded_id_is(lease->secret, terms->secret)) return gone_error(error);
+  if (atomic_load(&lease->base.end) == 0) return revoked_error(lease, error);
+  id_get(found, holder_of(lease));
+  if (!hl__replaces(terms, found, grant)) return hl__error_imported(error);
+  int status = rows_compare(self, request, error);
+  if (status) return status;
+  whose(session, lease);
+  uint64_t holders = atomic_load(&lease->holders);
+  id_set(lease->holder[(holders + 1) % 2], terms->holder);
+  atomic_store(&lease->holders, holders + 1); /* now it is the new holder's */
+  grant->token = atomic_load(&lease->token);
+  grant->place = self->index;
+  return extend(self, terms->ttl, &grant->sent_ms) ? HL_OK : gone_error(error);
+}
+
+static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
+  hl__shm_space *space = space_of(base);
+  grip it;
+  int status = hl__shm_check(space, false, error);
+  if (status) return status;
+  status = grip_find(space, request->lease, at_least(request->deadline), &it);
+  if (status == HL__ABSENT) return gone_error(error);
+  if (status) return busy_error(error);
+  status = adopt(hl__embedded_session_of(base), &it, request, grant, error);
+  grip_leave(&it);
+  return status;
+}
+
+/* ------------------------------------------------------------ many records */
+
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
+  hl__shm_space *space = space_of(base);
+  (void)deadline; /* it waits for nobody */
+  int status = hl__shm_check(space, false, error);
+  if (status == HL_OK) hl__embedded_leases_list(space, filter, fn, context);
+  return status;
+}
+
+typedef struct revocation {
+  hl__shm_space *space;
+  const hl_lease_filter *filter;
+  int64_t deadline;
+  uint64_t count;
+  int status;
+} revocation;
+
+static void text_set(hl__a64 *words, size_t count, const char *text) {
+  hl__shm_text_set(words, count, text, text ? strlen(text) : 0);
+}
+
+static bool revoke_step(void *context, uint32_t index) {
+  revocation *self = context;
+  hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
+  if (!lease) return true;
+  uint64_t stamp = atomic_load(&lease->base.stamp);
+  grip it;
+  if (!hl__embedded_lease_matches(self->space, index, self->filter)) return true;
+  self->status = grip_take(self->space, index, stamp, self->deadline, &it);
+  if (self->status) {
+    if (self->status != HL__ABSENT) return false;
+    self->status = HL_OK;
+    return true;
+  }
+  text_set(lease->by, HL__SHM_TEXT(sizeof lease->by), self->filter->by);
+  text_set(lease->reason, HL__SHM_TEXT(sizeof lease->reason), self->filter->reason);
+  atomic_store(&lease->revoked, (uint64_t)hl__unix_ms());
+  if (hl__shm_lease_end(self->space, index, stamp, 0, true))
+    self->count++;
+  else
+    note_forget(&it); /* it had ended before */
+  grip_leave(&it);
+  return true;
+}
+
+/* Those that are over, too: they may be refreshed, as long as the record is there. */
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
+  hl__shm_space *space = space_of(base);
+  revocation self = {space, filter, at_least(deadline), 0, HL_OK};
+  int status = hl__shm_check(space, false, error);
+  if (status) return status;
+  hl__shm_each_lease(space, revoke_step, &self);
+  *count += self.count;
+  return self.status ? busy_error(error) : HL_OK;
+}
+
+/* The counter is the directory's, in the table of all who use it. */
+static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_error *error) {
+  hl__shm_space *space = space_of(base);
+  (void)deadline;
+  int status = hl__shm_check(space, false, error);
+  if (status == HL_OK) hl__shm_token_raise(space, token);
+  return status;
+}
+
+const hl_lease_ops hl__embedded_leases = {
+    .refresh = lease_refresh,
+    .inspect = lease_inspect,
+    .drop = lease_drop,
+    .convert = lease_convert,
+    .adopt = lease_adopt,
+    .to_lease = to_lease,
+    .list = lease_list,
+    .revoke = lease_revoke,
+    .raise = lease_raise,
+};

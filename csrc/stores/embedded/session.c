@@ -1,0 +1,233 @@
+/*
+ * session.c - sessions of the embedded store: a request's rows are taken in the table, then those
+ * that are Symfony's files, all or none. See embedded_store.h.
+ */
+#include "embedded_store.h"
+#include "mode.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* How soon after the directory was removed a look at the lock tells so. */
+#define CHECK_NS 1000000
+
+/* ----------------------------------------------------------------- spaces */
+
+/* The space that the store uses now, with a reference; opened again when the directory leads to
+   another one. */
+static int store_space(hl__embedded_store *store, hl__shm_space **space, hl_error *error) {
+  int status = HL_OK;
+  hl__embedded_store_lock(store);
+  if (hl__shm_check(store->space, true, NULL) != HL_OK) {
+    hl__shm_space *fresh = NULL;
+    hl_layout *layout = NULL;
+    status = hl__shm_space_open(store->config, store->config->dsn->path, &layout, &fresh, error);
+    if (status == HL_OK) {
+      hl_layout_unref(layout); /* the one it was: nothing was left open */
+      hl__shm_space *before = store->space;
+      store->space = fresh;
+      hl__shm_space_unref(before);
+    }
+  }
+  if (status == HL_OK) {
+    hl__shm_space_ref(store->space);
+    *space = store->space;
+  }
+  hl__embedded_store_unlock(store);
+  return status;
+}
+
+/* A session of the table in the store's space of now. */
+static int table_begin(hl__embedded_store *store, hl__shm_session **table, hl_error *error) {
+  hl__shm_space *space;
+  int status = store_space(store, &space, error);
+  if (status) return status;
+  status = hl__shm_begin(space, table, error);
+  hl__shm_space_unref(space);
+  return status;
+}
+
+int hl__embedded_session_open(hl_store *base, int64_t deadline, hl_session **result,
+                              hl_error *error) {
+  (void)deadline; /* opening waits for nobody */
+  *result = NULL;
+  hl__embedded_session *session = calloc(1, sizeof *session);
+  if (!session) return hl__error_memory(error);
+  session->base.store = base;
+  int status = table_begin((hl__embedded_store *)(void *)base, &session->table, error);
+  if (status) {
+    free(session);
+    return status;
+  }
+  (void)pthread_mutex_init(&session->guard, NULL);
+  *result = &session->base;
+  return HL_OK;
+}
+
+void hl__embedded_session_close(hl_session *base) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  hl__embedded_session_clear(session);
+  hl__shm_end(session->table);
+  (void)pthread_mutex_destroy(&session->guard);
+  free(session->files);
+  free(session);
+}
+
+void hl__embedded_session_forget(hl_session *base) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  hl__shm_forget(session->table);
+  free(session->files);
+  free(session);
+}
+
+/* Not while other sessions of this process hold rows in the old space: they shall notice first that
+   these are lost, before this process shares with itself. */
+int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error) {
+  hl__shm_space *space = session->table->space;
+  hl__shm_session *fresh;
+  int status = hl__shm_check(space, false, error);
+  if (status == HL_OK || atomic_load(&space->holding) > 0) return status;
+  status = table_begin(hl__embedded_store_of(session), &fresh, error);
+  if (status) return status;
+  hl__embedded_guard_lock(session);
+  hl__shm_session *before = session->table; /* a child that is born meanwhile frees what it finds */
+  session->table = fresh;
+  hl__embedded_guard_unlock(session);
+  hl__shm_end(before);
+  return HL_OK;
+}
+
+int hl__embedded_session_check(hl__embedded_session *session, hl_error *error) {
+  hl__shm_space *space = session->table->space;
+  for (size_t i = 0; i < session->file_count; i++)
+    if (!hl__flock_stands(&session->files[i].flock))
+      return hl__error(error, HL_ECONNECTION, "a lock file in %s was removed",
+                       hl__embedded_store_of(session)->flocks);
+  bool late = hl__shm_now() - atomic_load(&space->looked) > CHECK_NS;
+  int status = hl__shm_check(space, late, error);
+  return status ? status : hl__shm_session_check(session->table, error);
+}
+
+/* ------------------------------------------------------------ giving back */
+
+static void session_release(hl__embedded_session *session, uint32_t rows, size_t files) {
+  hl__shm_session *table = session->table;
+  while (session->file_count > files)
+    hl__flock_release(&session->files[--session->file_count].flock);
+  if (table->n > rows) hl__shm_give_back(table, rows);
+  bool holds = table->n > 0 || session->file_count > 0;
+  if (session->holds && !holds) (void)atomic_fetch_sub(&table->space->holding, 1u);
+  session->holds = holds;
+}
+
+void hl__embedded_session_clear(hl__embedded_session *session) { session_release(session, 0, 0); }
+
+/* ---------------------------------------------------------- Symfony's files */
+
+static bool is_named(const hl_row *row) { return row->level == HL_LEVEL_NAMED; }
+
+/* flock() cannot be woken: the naps between two tries are short. */
+static bool session_nap(void *context, int64_t until) {
+  const hl__embedded_session *session = context;
+  int64_t left = hl__left_ms(until);
+  const struct timespec nap = {.tv_sec = (time_t)(left / 1000),
+                               .tv_nsec = (long)(left % 1000) * 1000000};
+  if (atomic_load(&session->interrupted)) return false;
+  (void)nanosleep(&nap, NULL);
+  return true;
+}
+
+static bool files_reserve(hl__embedded_session *session, size_t n) {
+  if (session->file_count + n <= session->file_capacity) return true;
+  size_t capacity = session->file_capacity + (n < 8 ? 8 : n);
+  hl__embedded_file *grown = malloc(capacity * sizeof *grown);
+  if (!grown) return false;
+  /* Not realloc: a child that is born meanwhile frees what it finds here. */
+  hl__embedded_file *before = session->files;
+  if (before) memcpy(grown, before, session->file_count * sizeof *grown);
+  session->files = grown;
+  session->file_capacity = capacity;
+  free(before);
+  return true;
+}
+
+static int file_take(hl__embedded_session *session, const hl_request *request, const hl_row *row,
+                     hl_error *error) {
+  for (size_t i = 0; i < session->file_count; i++) {
+    const hl_row *held = &session->files[i].row;
+    if (hl__row_compare(held, row) != 0) continue;
+    if (hl__mode_covers((hl_mode)held->mode, (hl_mode)row->mode)) return HL_OK;
+    /* flock() would give up what it has, and then perhaps not get the other. */
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "a lock that Symfony's FlockStore shares cannot be made "
+                     "exclusive while it is held: acquire it exclusively");
+  }
+  const hl__flock_wait how = {hl__embedded_store_of(session)->flocks, request->deadline,
+                              request->try_once ? NULL : session_nap, session};
+  hl__embedded_file *file = &session->files[session->file_count];
+  file->row = *row;
+  int status =
+      hl__flock_take(&how, hl__request_name(request, row), (hl_mode)row->mode, &file->flock, error);
+  if (status == HL_OK) session->file_count++;
+  if (status == HL_TIMEOUT) (void)hl__error(error, status, "the lock was not granted in time");
+  if (status == HL_CANCELLED) (void)hl__error(error, status, "the wait was cancelled");
+  return status;
+}
+
+/* ----------------------------------------------------------------- taking */
+
+/* Whether the session holds the row in a mode that suffices. */
+static bool is_covered(const hl__shm_session *table, const hl_row *row) {
+  uint64_t key = hl__shm_key((uint32_t)row->bucket, row->level);
+  for (uint32_t i = 0; i < table->n; i++)
+    if (hl__shm_key_of(table->held[i].claim) == key &&
+        hl__mode_covers((hl_mode)hl__shm_mode_of(table->held[i].claim), (hl_mode)row->mode))
+      return true;
+  return false;
+}
+
+/* The rows of the table among those of an extension that the session has not got. */
+static int rows_missing(const hl__shm_session *table, hl_request *part, hl_row **rows,
+                        hl_error *error) {
+  size_t n = 0;
+  *rows = malloc((part->n ? part->n : 1) * sizeof **rows);
+  if (!*rows) return hl__error_memory(error);
+  for (size_t i = 0; i < part->n; i++)
+    if (!is_covered(table, &part->rows[i])) (*rows)[n++] = part->rows[i];
+  part->rows = *rows;
+  part->n = n;
+  return HL_OK;
+}
+
+int hl__embedded_session_take(hl__embedded_session *session, const hl_request *request,
+                              uint64_t exempt, hl_error *error) {
+  hl__shm_session *table = session->table;
+  const uint32_t before = table->n;
+  const size_t files = session->file_count;
+  hl_row *missing = NULL;
+  hl_request part = *request; /* Symfony's files come last */
+  while (part.n > 0 && is_named(&part.rows[part.n - 1])) part.n--;
+  const size_t named = request->n - part.n, first = part.n;
+
+  if (named > 0 && !files_reserve(session, named)) return hl__error_memory(error);
+  int status = before > 0 ? rows_missing(table, &part, &missing, error) : HL_OK;
+  if (status == HL_OK) {
+    hl__shm_tell(table, request, hl__embedded_store_of(session)->config->application);
+    status = hl__shm_take(table, &part, exempt, error);
+  }
+  for (size_t i = 0; i < named && status == HL_OK; i++)
+    status = file_take(session, request, &request->rows[first + i], error);
+  free(missing);
+  if (status) {
+    /* A victim keeps nothing, what it extends included. */
+    bool victim = status == HL_DEADLOCK;
+    session_release(session, victim ? 0 : before, victim ? 0 : files);
+    return status;
+  }
+  if (!session->holds && request->n > 0) {
+    (void)atomic_fetch_add(&table->space->holding, 1u);
+    session->holds = true;
+  }
+  return HL_OK;
+}

@@ -1,0 +1,182 @@
+/*
+ * store.c - the embedded store: locks between the processes and threads of one machine, without a
+ * server. Here are the store and its hl_store_ops; see embedded_store.h.
+ *
+ * A lease is taken as a session's rows are. Then the lease gets claims of its own beside them, and
+ * the session gives its rows back.
+ *
+ * Nothing is ever outstanding: whatever is done is done when the call returns.
+ */
+#include "embedded_store.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* How often a call begins anew because the directory was removed under it. */
+#define REOPEN_MAX 3
+
+/* ----------------------------------------------------------------- store */
+
+/* Unchecked, as store_close: nobody else has the store. */
+HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
+                                    hl_error *error) {
+  const hl_dsn *dsn = config->dsn;
+  *result = NULL;
+  for (unsigned i = 0; i < dsn->param_count; i++)
+    if (strcmp(dsn->params[i].name, "flock") != 0)
+      return hl__error(error, HL_EDSN, "file: knows no parameter %s", dsn->params[i].name);
+  hl__embedded_store *store = calloc(1, sizeof *store);
+  if (!store) return hl__error_memory(error);
+  store->base.ops = &hl_store_embedded;
+  store->base.leases = &hl__embedded_leases;
+  store->config = config;
+  int status = HL_OK;
+  if (config->interoperates) status = hl__flock_directory(dsn, &store->flocks, error);
+  if (status == HL_OK)
+    status = hl__shm_space_open(config, dsn->path, &store->base.layout, &store->space, error);
+  if (status) {
+    free(store->flocks);
+    free(store);
+    return status;
+  }
+  (void)pthread_mutex_init(&store->mutex, NULL);
+  *result = &store->base;
+  return HL_OK;
+}
+
+/* Its memory. In a forked child the space is the parent's, and stays as it is. */
+static void store_forget(hl_store *base) {
+  free(((hl__embedded_store *)(void *)base)->flocks);
+  hl_layout_unref(base->layout);
+  free(base);
+}
+
+HL__UNCHECKED static void store_close(hl_store *base) {
+  hl__embedded_store *store = (hl__embedded_store *)(void *)base;
+  hl__shm_space_unref(store->space);
+  (void)pthread_mutex_destroy(&store->mutex);
+  store_forget(base);
+}
+
+/* --------------------------------------------------------------- locking */
+
+static int rows_take(hl__embedded_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
+  int status = hl__embedded_session_take(session, request, 0, error);
+  if (status) return status;
+  /* After the grant: so the later of two exclusive holders has the greater. */
+  grant->token = hl__shm_token(session->table->space);
+  grant->sent_ms = hl__boot_ms();
+  if (!request->lease) return HL_OK;
+  status = hl__embedded_lease_write(session, request, grant, error);
+  hl__embedded_session_clear(session);
+  return status;
+}
+
+static int session_take(hl_session *base, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  int status, tries = 0;
+  do {
+    status = request->extend ? HL_OK : hl__embedded_session_refresh(session, error);
+    if (status == HL_OK) status = rows_take(session, request, grant, error);
+  } while (status == HL_ECONNECTION && !request->extend && ++tries < REOPEN_MAX);
+  /* One that comes later is forgotten by settle. */
+  atomic_store(&session->interrupted, false);
+  return status;
+}
+
+/* What the upgrade has added is given back. */
+static int session_downgrade(hl_session *base, const hl_request *request, int64_t *sent_ms,
+                             hl_error *error) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  int status = hl__embedded_session_check(session, error);
+  if (status) return status;
+  for (size_t i = request->n; i-- > 0;) {
+    hl_row row = request->rows[i];
+    row.mode = HL_EXCLUSIVE;
+    (void)hl__shm_give_back_row(session->table, &row);
+  }
+  hl__shm_tell(session->table, request, hl__embedded_store_of(session)->config->application);
+  *sent_ms = hl__boot_ms();
+  return HL_OK;
+}
+
+static int session_give_back(hl_session *base, hl_error *error) {
+  (void)error;
+  hl__embedded_session_clear(hl__embedded_session_of(base));
+  return HL_OK;
+}
+
+/* ------------------------------------------------------------ the rest */
+
+static int session_check(hl_session *base, hl_error *error) {
+  return hl__embedded_session_check(hl__embedded_session_of(base), error);
+}
+
+static int session_renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
+  *sent_ms = hl__boot_ms();
+  return session_check(base, error);
+}
+
+/* Nothing is outstanding but an interruption that came when the call for which it was meant had
+   ended. */
+static int session_settle(hl_session *base, int64_t deadline, hl_error *error) {
+  (void)deadline, (void)error;
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  atomic_store(&session->interrupted, false);
+  atomic_store(&session->table->cancelled, false);
+  return HL_OK;
+}
+
+/* While another thread waits for more rows. The session holds some, so it stays in the space in
+   which it is. */
+static bool session_told(hl_session *base) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  hl__embedded_guard_lock(session);
+  bool lost = hl__shm_check(session->table->space, true, NULL) != HL_OK;
+  hl__embedded_guard_unlock(session);
+  return lost;
+}
+
+static void session_interrupt(hl_session *base) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  atomic_store(&session->interrupted, true);
+  hl__embedded_guard_lock(session);
+  hl__shm_cancel(session->table);
+  hl__embedded_guard_unlock(session);
+}
+
+static int session_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                           void *context, int64_t deadline, hl_error *error) {
+  hl__embedded_session *session = hl__embedded_session_of(base);
+  (void)deadline; /* names are left out: no process tells who has a file */
+  int status = hl__embedded_session_refresh(session, error);
+  if (status) return status;
+  hl__shm_space *space = session->table->space;
+  hl__embedded_leases_list(space, filter, fn, context);
+  return hl__embedded_sessions_list(space, filter, fn, context, error);
+}
+
+const hl_store_ops hl_store_embedded = {
+    .abi = HL_STORE_ABI,
+    .scheme = "shm",
+    .traits = {.updates = true, .leases_update = true},
+    .parse = hl__file_dsn,
+    .name_key = hl__file_name_key,
+    .open = store_open,
+    .close = store_close,
+    .forget = store_forget,
+    .session_open = hl__embedded_session_open,
+    .session_close = hl__embedded_session_close,
+    .session_forget = hl__embedded_session_forget,
+    .take = session_take,
+    .downgrade = session_downgrade,
+    .give_back = session_give_back,
+    .renew = session_renew,
+    .settle = session_settle,
+    .check = session_check,
+    .told = session_told,
+    .interrupt = session_interrupt,
+    .holders = session_holders,
+};
