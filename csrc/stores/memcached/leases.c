@@ -250,13 +250,11 @@ static int strike(inquest there, uint64_t root, hl_error *error) {
   int status;
   do {
     hl__memcached_document document;
-    uint64_t seconds = 0;
     status = document_get(&there, root, &document, error);
     if (status) return status;
-    if (!document.found) {
-      status = hl__memcached_time(there.session, there.link, there.deadline, &seconds, error);
-      document.token = seconds * 1000000;
-    }
+    if (!document.found)
+      status =
+          hl__memcached_token(there.session, there.link, there.deadline, &document.token, error);
     hl__memcached_entry *entry = hl__memcached_document_find(&document, there.terms->id, NULL);
     if (entry) entry->dead = true;
     if (status == HL_OK) status = document_put(&there, &document, error);

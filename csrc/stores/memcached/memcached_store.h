@@ -192,9 +192,12 @@ int hl__memcached_sleep(const hl__memcached_session *session, int64_t until);
    HL_EUNSAFE_SERVER, HL_EMISMATCH, or what wire.c says. */
 int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error);
-/* Reads the server's time, s. */
-int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
-                       uint64_t *seconds, hl_error *error);
+/* The token of a document that is not there. The first grant needs it, or the server has forgotten
+   everything: it is beyond all earlier tokens, as long as there were less than a thousand in a
+   millisecond. It is the time in us: the seconds are the server's, and what is left is the client's,
+   as the server may come back within a second. */
+int hl__memcached_token(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                        uint64_t *token, hl_error *error);
 
 /* ---- connect.c */
 

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #define OLDEST "1.6"
+/* The server's time is so old at most, where the client's clock is right: ms. */
+#define AHEAD_MS 4000
 
 static int version_check(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error) {
@@ -96,19 +98,24 @@ int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *lin
   return status;
 }
 
-int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
-                       uint64_t *seconds, hl_error *error) {
+int hl__memcached_token(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                        uint64_t *token, hl_error *error) {
   const char *line;
-  *seconds = 0;
+  uint64_t seconds = 0;
   hl__memcached_addf(&link->out, "stats\r\n");
   for (;;) {
     unsigned long long value;
     int status = hl__memcached_line(session, link, deadline, &line, error);
     if (status) return status;
-    if (sscanf(line, "STAT time %llu", &value) == 1) *seconds = value;
+    if (sscanf(line, "STAT time %llu", &value) == 1) seconds = value;
     if (strncmp(line, "STAT ", 5) != 0) break;
   }
-  if (*seconds) return HL_OK;
-  return hl__error(error, HL_ESTORE, "memcached at %s:%u does not tell the time",
-                   link->server->host, link->server->port);
+  if (!seconds)
+    return hl__error(error, HL_ESTORE, "memcached at %s:%u does not tell the time",
+                     link->server->host, link->server->port);
+  int64_t ahead = hl__between_ms((int64_t)seconds * 1000, hl__unix_ms());
+  if (ahead < 0) ahead = 0;
+  if (ahead >= AHEAD_MS) ahead = AHEAD_MS - 1;
+  *token = (seconds * 1000 + (uint64_t)ahead) * 1000;
+  return HL_OK;
 }

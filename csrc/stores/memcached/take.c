@@ -250,12 +250,8 @@ static int await(taking *self, const hl__memcached_entry *blocker, bool downgrad
 static int token_begin(taking *self, hl__memcached_document *document, hl__memcached_link *link,
                        hl_error *error) {
   if (!document->found) {
-    /* The first grant, or everything was forgotten: beyond all that were given before, as
-       long as there were less than a million in a second. */
-    uint64_t seconds;
-    int status = hl__memcached_time(self->session, link, answer_by(self), &seconds, error);
+    int status = hl__memcached_token(self->session, link, answer_by(self), &document->token, error);
     if (status) return status;
-    document->token = seconds * 1000000;
   }
   if (document->token < self->token) document->token = self->token;
   document->token++;
