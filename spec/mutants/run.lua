@@ -11,14 +11,19 @@
 --
 -- A check is a C test or a spec file of spec/mutants/checks.lua. A check finds the mutant when it fails, crashes, or
 -- needs three times as long as before: twice, as a busy machine fails once. Then the check must pass without a mutant,
--- in a second copy of the tree, or it is left out. The check with the fewest seconds for each mutant that it can be
+-- in a second copy of the tree, or it is left out. A check that runs no spec would pass for ever: the program ends with
+-- an error that has its command. The check with the fewest seconds for each mutant that it can be
 -- expected to find runs first: MUTANTS_NOTES says how long each check took and what it found. MUTANTS_RESULTS keeps
 -- each result, so that a run with the same SEED goes on after a break.
+--
+-- MUTANTS_LIMIT: after so many seconds the checks of a mutant are broken off, and it is printed as undecided. A later
+-- run with a higher limit, or none, tries its checks again.
 
 local checks = dofile("spec/mutants/checks.lua")
 local work = assert(os.getenv("MUTANTS_WORK"), "make mutants sets MUTANTS_WORK")
 local notes_path, results_path = assert(os.getenv("MUTANTS_NOTES")), assert(os.getenv("MUTANTS_RESULTS"))
 local lua = os.getenv("LUA") or "lua5.4"
+local most_seconds = tonumber(os.getenv("MUTANTS_LIMIT") or "") or math.huge
 
 local function read(path)
   local file <close> = assert(io.open(path, "rb"))
@@ -62,6 +67,15 @@ local function run(command, limit, copy)
   local ok = os.execute(("cd %s && %s timeout --kill-after=5 %d %s >%s 2>&1 </dev/null"):format(
     quoted(work .. "/" .. copy), environment, math.ceil(limit), command, quoted(work .. "/log")))
   return ok == true, (clock() - began) / 1e9
+end
+
+-- Runs a check as `run` does. A check that reports no success of a spec or test has not succeeded. Returns that it
+-- succeeded, the seconds, and whether it ended well and had run nothing.
+local function try(command, limit, copy)
+  local ok, took = run(command, limit, copy)
+  local text = read(work .. "/log")
+  local successes = tonumber(text:match("(%d+) success") or text:match("%[  PASSED  %] (%d+) test")) or 0
+  return ok and successes > 0, took, ok and successes == 0
 end
 
 -- ------------------------------------------------------------------ changes
@@ -188,8 +202,10 @@ end
 local clean = {}
 local function passes(check)
   if clean[check] == nil then
-    local ok, took = run(command_of(check), 600, "clean")
-    if not ok then ok, took = run(command_of(check), 600, "clean") end
+    local command = command_of(check)
+    local ok, took, idle = try(command, 600, "clean")
+    if not ok and not idle then ok, took, idle = try(command, 600, "clean") end
+    if idle then error(("this check runs no spec: %s\n%s"):format(check, command), 0) end
     clean[check] = ok
     if ok then
       seconds[check] = took
@@ -248,13 +264,15 @@ local function built(place, mutant, text)
   if place.path:find("^csrc/") and not run(BUILD:format("-Werror", "all"), 300) then return "build" end
 end
 
--- The check that finds the mutant in the copy; nil: no check does.
+-- The check that finds the mutant in the copy; nil: no check does; "undecided": its time was up before the last check.
 local function found_by(area)
+  local began = clock()
   for _, check in ipairs(ordered(area)) do
+    if (clock() - began) / 1e9 > most_seconds then return "undecided" end
     if (seconds[check] or passes(check)) and clean[check] ~= false then
       local command, limit = command_of(check), 10 + 3 * seconds[check]
-      local ok, took = run(command, limit)
-      local finds = not ok and not run(command, limit) and passes(check)
+      local ok, took = try(command, limit)
+      local finds = not ok and not try(command, limit) and passes(check)
       if finds or ok then write_note(area.name, check, took, finds) end
       if finds then return check end
     end
@@ -293,7 +311,7 @@ local function main(n, seed, ...)
     elseif new ~= place.line then
       local key, began = place.number .. "\t" .. change, clock()
       local result = results[key]
-      if not result then
+      if not result or result == "undecided" and most_seconds == math.huge then
         local restore, mutant, text = mutate(place, new)
         result = built(place, mutant, text) or found_by(area) or "SURVIVES"
         restore()
@@ -304,7 +322,7 @@ local function main(n, seed, ...)
       elseif result ~= "build" then
         made = made + 1
         rate.all = rate.all + 1
-        local survives = result == "SURVIVES"
+        local survives = result == "SURVIVES" or result == "undecided"
         if survives then survivors[#survivors + 1] = { place = place, change = change } else rate.found = rate.found + 1 end
         print(("%3d/%d  %-9s %s:%d  %s  %.0f s"):format(made, n, survives and result or "found", place.path, place.number,
           survives and change or result, (clock() - began) / 1e9))
