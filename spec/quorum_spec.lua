@@ -598,6 +598,100 @@ describe("a quorum", function()
     assert.is_true(handle:remaining() <= LONG - LONG / 100 - took + 0.01, handle:remaining())
   end)
 
+  it("is held as long as a majority's records last, whichever stores answer", function()
+    local list = {}
+    for i = 1, 3 do list[i] = "sqlite:" .. stores.directories[i] end
+    local function end_at(i)
+      support.process(nil):call([[
+        local database = assert(require("luasql.sqlite3").sqlite3():connect((...)))
+        assert(database:execute "UPDATE hierlock_leases SET till = 1, till_unix = 1")
+        database:close()
+      ]], stores.directories[i])
+    end
+    local handle = assert(assert(open(list)):acquire(R1, { ttl = LONG }))
+    for i = 1, 3 do
+      support.wait_until(function() return #assert(assert(open(list[i])):leases()) == 1 end, "its grant at store " .. i)
+    end
+    for out = 1, 3 do
+      local path = stores.directories[out]
+      os.execute(("mv %s %s-gone && mkdir %s"):gsub("%%s", path))
+      assert(handle:check())
+      os.execute(("rmdir %s && mv %s-gone %s"):gsub("%%s", path))
+    end
+    end_at(1)
+    assert(handle:check())
+    end_at(2)
+    assert_code("lost", handle:check())
+  end)
+
+  describe("asks its stores for a lease that it has", function()
+    local handle
+
+    -- The store answers 0.6 s later.
+    local function late(i)
+      local peer = support.process(nil)
+      peer:call([[ handles.lock = assert(require("hierlock_spec.fork").lock(...)) ]], stores.directories[i] .. "/leases")
+      peer:start([[ support.sleep(0.6) require("hierlock_spec.fork").close(handles.lock) ]])
+    end
+
+    before_each(function()
+      handle = assert(quorum():acquire(R1, { ttl = LONG }))
+      for i = 1, 3 do support.wait_until(function() return records(i) == 1 end, "its grant at store " .. i) end
+    end)
+    after_each(function() handle = nil end)
+
+    -- Calls it, and looks whether it returned before the late store answered.
+    local function call(method, early)
+      local start = support.now()
+      local ok, err = handle[method](handle)
+      local took = support.now() - start
+      if early then assert.is_true(took < 0.5, took) else assert.is_true(took > 0.3, took) end
+      return ok, err
+    end
+
+    for _, method in ipairs { "refresh", "check" } do
+      it("in a " .. method .. ": one that fails is made up for by one that answers late", function()
+        fail(1)
+        late(2)
+        assert(call(method, false))
+      end)
+
+      it("in a " .. method .. ": one that has lost it is made up for by one that answers late", function()
+        empty(1)
+        late(2)
+        local ok, err = call(method, false)
+        assert(ok, tostring(err))
+      end)
+
+      it("in a " .. method .. ": when two fail, the third is not waited for", function()
+        fail(1)
+        fail(2)
+        late(3)
+        assert.is_nil((call(method, true)))
+      end)
+
+      it("in a " .. method .. ": when two have lost it, the third is not waited for", function()
+        empty(1)
+        empty(2)
+        late(3)
+        assert_code("lost", call(method, true))
+      end)
+
+      it("in a " .. method .. ": the third is not waited for when two have it", function()
+        late(3)
+        assert(call(method, true))
+      end)
+
+      it("in a " .. method .. ": when one fails and one has lost it, the third says which it is", function()
+        fail(1)
+        empty(2)
+        late(3)
+        local _, err = call(method, false)
+        assert.equal("store", err.code, err.message)
+      end)
+    end
+  end)
+
   it("is listed with the time that a majority has it for, whichever store has it for longest", function()
     local handle = assert(quorum():acquire(R1, { ttl = 60 }))
     for i = 1, 3 do support.wait_until(function() return records(i) == 1 end) end

@@ -12,8 +12,8 @@ typedef struct polling {
   hl__quorum_store *store;
   hl__quorum_ask *ask[HL__QUORUM_MAX];
   int64_t begun;
-  unsigned ok, lost, open; /* of those that were asked */
-  const hl_error *revoked; /* what a member has said of it */
+  unsigned ok, over, lost, open; /* of those that were asked; over: its record's time is up */
+  const hl_error *revoked;       /* what a member has said of it */
 } polling;
 
 static polling polling_of(hl_session *base) {
@@ -31,7 +31,7 @@ static hl__quorum_ask *ask_add(polling *self, unsigned i, hl__quorum_kind kind,
 }
 
 static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
-  self->ok = self->lost = self->open = 0;
+  self->ok = self->over = self->lost = self->open = 0;
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
     if (!ask) continue;
@@ -39,7 +39,9 @@ static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
       self->open++;
       continue;
     }
-    self->ok += ask->status == HL_OK;
+    bool over = ask->kind == HL__ASK_INSPECT && ask->status == HL_OK && ask->left_ms == 0;
+    self->over += over;
+    self->ok += ask->status == HL_OK && !over;
     self->lost += ask->status == HL_ELOST;
     if (hl__quorum_is_revoked(ask)) self->revoked = &ask->error;
   }
@@ -172,7 +174,7 @@ static void number_add(int64_t numbers[HL__QUORUM_MAX], unsigned *n, int64_t num
   numbers[at] = number;
 }
 
-/* The `need`-th longest of the times. */
+/* The `need`-th longest of the times; 0 where fewer members have the lease. */
 static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t times[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
@@ -181,7 +183,7 @@ static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
     if (ask && ask->state == HL__ASK_DONE && ask->status == HL_OK)
       number_add(times, &n, ask->left_ms);
   }
-  return n < self->store->need ? 0 : times[self->store->need - 1];
+  return times[self->store->need - 1];
 }
 
 /* Asks the members that are in it whether they have its record. Returns how many are asked. */
@@ -207,7 +209,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
     status = hl__error_memory(error);
   else if (self.revoked || asked - self.lost < self.store->need)
     status = gone(&self, error);
-  else if (self.ok < self.store->need)
+  else if (self.ok < self.store->need && asked - self.lost - self.over >= self.store->need)
     status = unknown(&self, "could not be asked", error);
   else
     *left_ms = nth_left(&self);
