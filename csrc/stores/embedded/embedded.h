@@ -88,12 +88,12 @@ struct hl__shm_space {
   hl__shm_table *table; /* the mapping; constant */
   uint32_t me;          /* the slot; constant */
   uint64_t namespace;   /* of pids; 0: not known. Constant */
-  int64_t ahead_ms;     /* of CLOCK_BOOTTIME, in this time namespace; constant */
-  hl__a32 holding;      /* sessions of stores that hold something */
+  int64_t shift_ms;     /* by which a time namespace shifts CLOCK_BOOTTIME. Constant */
   hl__a32 limit;        /* units that may be touched */
   hl__a32 hint;         /* where a free chunk was found last */
   atomic_int gone;      /* enum hl__shm_gone; never HERE again */
   _Atomic int64_t looked;
+  hl__a32 holding; /* sessions of stores that hold something */
   /* Has a dead slot mended (mend.c); for lock.c, which is below it. */
   void (*mend)(hl__shm_space *space, uint32_t slot, int64_t deadline);
   pthread_mutex_t mending;
@@ -204,19 +204,25 @@ uint32_t hl__shm_lease_make(hl__shm_space *space);
    the strongest. HL_OK; HL_TIMEOUT, HL_ESTORE: the caller then unmakes the lease. */
 int hl__shm_lease_claims(hl__shm_session *session, uint32_t lease, int64_t deadline,
                          hl_error *error);
-/* The lease ends at end_ms (hl__boot_ms). */
+/* The lease ends at end_ms (hl__shm_boot_ms). */
 void hl__shm_lease_publish(hl__shm_space *space, uint32_t lease, int64_t end_ms);
 /* Gives the lease another end, if it has not ended (`stamp`: nor become another lease). False: it
    has. */
 bool hl__shm_lease_extend(hl__shm_space *space, uint32_t lease, uint64_t stamp, int64_t end_ms);
-/* Ends the lease: brings `end` to 0, but only if it is still `end` (0: whatever it is). True: this
-   call has ended it; its rows are free, and its record is only if `keep` is false. */
-bool hl__shm_lease_end(hl__shm_space *space, uint32_t lease, uint64_t stamp, int64_t end,
-                       bool keep);
+/* Ends the lease: brings `end` to 0, but only if it is still `end` (0: whatever it is), and takes its
+   claims away. True: this call has ended it. */
+bool hl__shm_lease_end(hl__shm_space *space, uint32_t lease, uint64_t stamp, int64_t end_ms);
 /* Takes away the claims of a lease that has ended or was never published, and frees the record
-   unless it is kept (lease->revoked is not 0). Stopped processes may hold it up until the deadline;
-   then a later call or a mender goes on. */
+   unless lease->revoked is set. Stopped processes may hold it up until the deadline; then a waiter in
+   its way, or a mender, goes on. */
 void hl__shm_lease_unmake(hl__shm_space *space, uint32_t lease, int64_t deadline);
+/* Frees the record of a lease that is over and was kept. */
+void hl__shm_lease_forget(hl__shm_space *space, uint32_t lease, uint64_t stamp);
+/* For a waiter: ends a lease on the row of that key whose time is up: 0, and it looks again. Else: when
+   the next one ends (hl__shm_boot_ms; INT64_MAX: there is none). */
+int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline);
+/* Milliseconds of CLOCK_BOOTTIME, as all time namespaces of the machine count them. */
+int64_t hl__shm_boot_ms(const hl__shm_space *space);
 /* Changes the mode of the lease's claim of a row, in one step. From a weaker to a stronger mode only
    while the caller's session holds the row in that mode. HL_OK; HL_ELOST: the lease has no such row;
    HL_TIMEOUT. */
@@ -254,11 +260,6 @@ int64_t hl__shm_now(void); /* ns */
 /* ns of a deadline in ms, which may be HL_FOREVER. */
 static inline int64_t hl__shm_ns(int64_t ms) {
   return ms > INT64_MAX / 1000000 ? INT64_MAX : ms * 1000000;
-}
-
-/* Milliseconds of boot time, for the ends of leases: the same for all programs of the machine. */
-static inline int64_t hl__shm_boot_ms(const hl__shm_space *space) {
-  return hl__boot_ms() - space->ahead_ms;
 }
 
 /* Opens the file `control` of space->directory, making it if need be, and maps it; agrees on the

@@ -40,8 +40,8 @@
  *
  *     claim: FREE to HELD or WAIT      its owner, with the lock
  *     claim: WAIT to HELD              whoever gives back or mends, with the lock, by CAS
- *     claim: WAIT or HELD to GONE      its owner, at any time, by CAS
- *     claim: GONE to LOOSE             any process, with the lock
+ *     claim: WAIT to GONE, HELD to LEFT its owner, at any time, by CAS
+ *     claim: GONE or LEFT to LOOSE     any process, with the lock
  *     claim: to FREE                   its owner, or the mender of its slot, with the lock
  *     rows, heads, links, free rows    any process, with the lock
  *     lock: 0 to slot + 1, and to 0    that process
@@ -130,8 +130,9 @@ enum hl__shm_state {
   HL__FREE,     /* the word is 0 */
   HL__WAIT,     /* in the queue of its row */
   HL__HELD,     /* it counts */
-  HL__GONE,     /* its owner has given up; still in a list */
-  HL__LOOSE,    /* GONE, and another process has taken it out of its list */
+  HL__GONE,     /* was WAIT; its owner has given up; perhaps still in the queue */
+  HL__LEFT,     /* was HELD; its owner has given up; perhaps still among the holders */
+  HL__LOOSE,    /* was one of these, and another process has taken it out of its list */
   HL__RESERVED, /* of slot 0; the key is the slot of the process that has set it aside */
   HL__ROW = 15  /* of a row: so that no reader takes its key for a claim */
 };
@@ -202,8 +203,8 @@ typedef struct hl__shm_node {
   hl__a32 note;        /* the record that tells observers of its request */
   hl__a32 wake;        /* a futex: 1 once it is granted, or to look again */
   uint32_t flags;
-  uint32_t rung;  /* the next in slot.rung */
-  uint32_t chain; /* of a lease: the next of its nodes; else in the list of free nodes */
+  uint32_t rung; /* the next in slot.rung */
+  hl__a32 chain; /* of a lease: the next of its nodes; else in the list of free nodes */
   uint32_t room;
 } hl__shm_node;
 
@@ -212,6 +213,7 @@ typedef struct hl__shm_node {
 #define HL__LEASE (1ull << 40)
 #define HL__MAKES (1ull << 41)
 #define HL__UNMAKES (1ull << 42)
+#define HL__PARTLY (1ull << 43) /* some of its nodes are free: its chain leads astray */
 
 /* Words of text that one process writes and others read meanwhile: hl__shm_text_set, _get. */
 #define HL__SHM_TEXT(bytes) ((bytes) / sizeof(uint64_t))
@@ -247,17 +249,18 @@ typedef struct hl__shm_lease {
   hl__a64 end_unix; /* after a reboot `end` is made of it */
   hl__a64 token;
   hl__a64 pid;
-  /* 0; or a word of the process that reads or changes what is below, as lease.c makes it. */
-  hl__a64 busy;
+  hl__a64 busy; /* 0; or slot + 1 of the process that changes what is below */
   hl__a64 id[2];
   hl__a64 secret[2];
-  hl__a64 holder[2][2]; /* of the two, holder[holders % 2] counts */
-  hl__a64 holders;      /* how often it was imported */
-  hl__a64 revoked;      /* 0; Unix ms: it is over, and its holder may read by whom and why */
+  hl__a64 holder[2];
+  hl__a64 turn; /* of its last refresh */
+  /* 0; Unix ms: once it is over, its record stays, so that its holder may read by whom and why. */
+  hl__a64 revoked;
   hl__a64 owner[HL__SHM_TEXT(HL_OWNER_MAX + 1)];
   hl__a64 host[HL__SHM_TEXT(64)];
   hl__a64 by[HL__SHM_TEXT(64)];
   hl__a64 reason[HL__SHM_TEXT(128)];
+  hl__a64 heir[2]; /* its holder where `turn` is odd; else `holder` is */
 } hl__shm_lease;
 
 #define HL__SHM_RECORD_UNITS 8u

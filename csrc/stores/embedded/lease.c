@@ -181,7 +181,7 @@ static void note_forget(const grip *self) {
 
 /* Which of the two holders in the record counts. */
 static hl__a64 *holder_of(hl__shm_lease *lease) {
-  return lease->holder[atomic_load(&lease->holders) % 2];
+  return atomic_load(&lease->turn) % 2 ? lease->heir : lease->holder;
 }
 
 /* The lease that this holder has, for the caller alone until it leaves. HL_OK, HL_ELOST, HL_TIMEOUT,
@@ -216,7 +216,12 @@ typedef struct sweep {
 static bool sweep_step(void *context, uint32_t index) {
   sweep *self = context;
   hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
-  if (!lease || !is_lease(lease)) return true;
+  if (!lease) return true;
+  if (!is_lease(lease)) {
+    /* What a process has left that died as it took the lease away. */
+    hl__shm_lease_unmake(self->space, index, hl__shm_now());
+    return true;
+  }
   uint64_t stamp = atomic_load(&lease->base.stamp);
   int64_t end = (int64_t)atomic_load(&lease->base.end);
   int64_t end_unix = (int64_t)atomic_load(&lease->end_unix);
@@ -228,7 +233,7 @@ static bool sweep_step(void *context, uint32_t index) {
   if (end == 0)
     note_forget(&it);
   else
-    (void)hl__shm_lease_end(self->space, index, stamp, end, false);
+    (void)hl__shm_lease_end(self->space, index, stamp, end);
   grip_leave(&it);
   self->ended++;
   return true;
@@ -271,7 +276,7 @@ static void record_fill(hl__embedded_session *session, const hl_request *request
   char label[sizeof note->label] = "";
   id_set(lease->id, terms->id);
   id_set(lease->secret, terms->secret);
-  id_set(lease->holder[0], terms->holder);
+  id_set(lease->holder, terms->holder);
   atomic_store(&lease->token, token);
   hl__shm_text_set(lease->owner, HL__SHM_TEXT(sizeof lease->owner), terms->owner,
                    strlen(terms->owner));
@@ -352,7 +357,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   grip it;
   int status = enter(base, terms, confirm ? at_least(deadline) : deadline, &it, error);
   if (status) return status;
-  if (!hl__shm_lease_end(it.space, it.index, it.stamp, 0, false)) status = gone_error(error);
+  if (!hl__shm_lease_end(it.space, it.index, it.stamp, 0)) status = gone_error(error);
   grip_leave(&it);
   return status;
 }
@@ -469,9 +474,9 @@ static int adopt(hl__embedded_session *session, const grip *self, const hl_reque
   int status = rows_compare(self, request, error);
   if (status) return status;
   whose(session, lease);
-  uint64_t holders = atomic_load(&lease->holders);
-  id_set(lease->holder[(holders + 1) % 2], terms->holder);
-  atomic_store(&lease->holders, holders + 1); /* now it is the new holder's */
+  uint64_t turn = atomic_load(&lease->turn);
+  id_set(turn % 2 ? lease->holder : lease->heir, terms->holder);
+  atomic_store(&lease->turn, turn + 1); /* now it is the new holder's */
   grant->token = atomic_load(&lease->token);
   grant->place = self->index;
   return extend(self, terms->ttl, &grant->sent_ms) ? HL_OK : gone_error(error);
@@ -530,7 +535,7 @@ static bool revoke_step(void *context, uint32_t index) {
   text_set(lease->by, HL__SHM_TEXT(sizeof lease->by), self->filter->by);
   text_set(lease->reason, HL__SHM_TEXT(sizeof lease->reason), self->filter->reason);
   atomic_store(&lease->revoked, (uint64_t)hl__unix_ms());
-  if (hl__shm_lease_end(self->space, index, stamp, 0, true))
+  if (hl__shm_lease_end(self->space, index, stamp, 0))
     self->count++;
   else
     note_forget(&it); /* it had ended before */

@@ -54,7 +54,7 @@ static int header_write(int fd, const hl_layout *layout, const struct stat *st) 
   fresh->levels = hl_layout_levels(layout);
   for (unsigned i = 0; i < fresh->levels; i++)
     (void)snprintf(fresh->names[i], sizeof fresh->names[i], "%s", hl_layout_name(layout, i));
-  (void)hl__machine_boot(boot);
+  hl__boot_id(boot);
   atomic_init(&fresh->boot[0], boot[0]);
   atomic_init(&fresh->boot[1], boot[1]);
   atomic_init(&fresh->top, 1);
@@ -156,36 +156,6 @@ static void tokens_begin(hl__shm_header *header) {
   while (last < least && !atomic_compare_exchange_weak(&header->tokens, &last, least)) {}
 }
 
-/* A lease's end is of the clock of one boot. In the next one it is made of the end by the wall
-   clock, unless another process has been here already: then a refresh may have changed it since. */
-static void lease_reboot(hl__shm_lease *lease, int64_t now_ms) {
-  uint64_t end = atomic_load(&lease->base.end);
-  if ((atomic_load(&lease->base.used) & HL__LEASE) == 0 || end == 0) return;
-  int64_t left = hl__between_ms(hl__unix_ms(), (int64_t)atomic_load(&lease->end_unix));
-  int64_t fresh = hl__deadline(now_ms, left);
-  (void)atomic_compare_exchange_strong(&lease->base.end, &end, fresh > 0 ? (uint64_t)fresh : 1);
-}
-
-static void boot_begin(hl__shm_space *space) {
-  hl__shm_table *table = space->table;
-  uint64_t boot[2];
-  space->ahead_ms = hl__machine_boot(boot) / 1000000;
-  /* Where the kernel says no id, none is known. */
-  if (boot[0] == 0 || (atomic_load(&table->header.boot[0]) == boot[0] &&
-                       atomic_load(&table->header.boot[1]) == boot[1]))
-    return;
-  for (uint32_t chunk = 1; chunk < hl__shm_chunks(space); chunk++) {
-    if (atomic_load(&table->dir[chunk]) >> 24 != HL__LEASES) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i += HL__SHM_LEASE_UNITS) {
-      hl__shm_lease *lease =
-          hl__shm_unit(space, chunk * HL__SHM_PER_CHUNK + i, HL__SHM_LEASE_UNITS);
-      if (lease) lease_reboot(lease, hl__shm_boot_ms(space));
-    }
-  }
-  atomic_store(&table->header.boot[0], boot[0]);
-  atomic_store(&table->header.boot[1], boot[1]);
-}
-
 static int file_open(hl__shm_space *space, const hl_layout *layout, struct stat *st,
                      hl_error *error) {
   space->fd = hl__file_open(&space->directory, HL__SHM_FILE, st);
@@ -223,7 +193,6 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
   space->table = mapping;
   (void)madvise(mapping, HL__SHM_MAPPED, MADV_DONTFORK);
   tokens_begin(&space->table->header);
-  boot_begin(space);
   return HL_OK;
 }
 
