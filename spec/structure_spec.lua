@@ -93,6 +93,22 @@ describe("csrc", function()
     assert.is_true(seen > 2000)
   end)
 
+  it("has no function of more than sixty lines", function()
+    local seen = 0
+    for path in lines "find csrc -name '*.c' -not -path 'csrc/stores/file/*'" do
+      local number, name, begun = 0, nil, nil
+      for line in assert(io.open(path)):lines() do
+        number = number + 1
+        if line:find "^%a[^;]*%(" then name, begun = line:match "([%w_]+)%(", number end
+        if begun and line == "}" then
+          assert.is_true(number - begun < 60, ("%s: %s has %d lines"):format(path, name, number - begun + 1))
+          begun, seen = nil, seen + 1
+        end
+      end
+    end
+    assert.is_true(seen > 1500, tostring(seen))
+  end)
+
   it("has a core that uses nothing of the stores but the operations of those that are in it", function()
     for name, others in pairs(uses { "core", "stores/file", "stores/null", "stores/quorum" }) do
       for other in pairs(others) do

@@ -237,9 +237,14 @@ void hl__call_interrupt(hl__call *call) {
 
 /* ------------------------------------------------------------- acquiring */
 
-/* The connection has got a lease, and holds nothing any more. */
-static int lease_granted(hl__call *call, hl__connection *connection, const hl_grant *grant,
-                         hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+/* The lock holds what the connection has got. With a lease the connection holds nothing any more. */
+static int granted(hl__call *call, hl__connection *connection, const hl_grant *grant,
+                   hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  if (!call->lease) {
+    hl__hold_begin(&call->lock->hold, connection, grant, call->owner,
+                   hl__plan_level(call->lock->plan));
+    return HL_OK;
+  }
   hl__pool_put(call->manager, connection);
   call->lock->hold.token = grant->token;
   call->lease->span = (hl__span){hl__now_us(), hl__plan_level(call->lock->plan)};
@@ -251,19 +256,23 @@ static int lease_granted(hl__call *call, hl__connection *connection, const hl_gr
   return closed ? hl__manager_closed_error(error) : hl__lease_late_error(error);
 }
 
-/* A lease that its caller does not want any more goes; an imported one stays with its text. False:
-   the record may be there still, as where the interruption of the take has met the drop. */
-static bool lease_unwanted(hl__call *call, hl__connection *connection)
-    HL__REQUIRES(hl__manager_mutex) {
+/* Whether the store may still have the record of a lease whose caller got nothing, after that
+   status: the connection ended, or the interruption of the take has met the drop. A lease that its
+   caller does not want any more goes here; an imported one stays with its text. */
+static bool record_stays(hl__call *call, hl__connection *connection, const hl_grant *grant,
+                         int status) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
-  if (call->adopts) return true;
+  if (!call->lease) return false;
+  if (status != HL_OK) return status == HL_ECONNECTION && !call->adopts;
+  call->lease->terms.place = grant->place;
+  if (!grant->sent_ms || call->adopts) return false;
   hl__manager_mutex_unlock(manager);
   hl__exit_give_back_begin();
-  int status = manager->store->leases->drop(connection->session, &call->lease->terms, true,
-                                            hl__now_ms() + 1000, NULL);
+  status = manager->store->leases->drop(connection->session, &call->lease->terms, true,
+                                        hl__now_ms() + 1000, NULL);
   hl__exit_give_back_end();
   hl__manager_mutex_lock(manager);
-  return status == HL_OK || status == HL_ELOST;
+  return status != HL_OK && status != HL_ELOST;
 }
 
 /* Whether a call goes on after the end of its connection, with a fresh one. An older connection may
@@ -283,10 +292,10 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
   bool scarce = manager->ops->traits.scarce;
-  bool kept = manager->ops->traits.expires;
-  if (call->lease) {
-    if (!manager->store->leases) return hl__lease_unsupported(manager, error);
-    kept = kept || call->lease->refreshes;
+  if (call->lease && !manager->store->leases) return hl__lease_unsupported(manager, error);
+  if (manager->ops->traits.expires || (call->lease && call->lease->refreshes)) {
+    int status = hl__keeper_start(manager, error);
+    if (status) return status;
   }
   /* A try must not fail on a lease that this process has released but not deleted yet: it waits for
      those deletions, then tries once more. */
@@ -296,11 +305,8 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
   for (bool repaired = false;;) {
     hl_grant grant = {0};
     hl__connection *connection;
-    int status = HL_OK;
-    if (kept) status = hl__keeper_start(manager, error);
-    if (status == HL_OK)
-      status =
-          connection_take(call, request, repaired, repaired ? limit : deadline, &connection, error);
+    int status =
+        connection_take(call, request, repaired, repaired ? limit : deadline, &connection, error);
     if (status) return status;
     /* Connecting took all the time that there was: the store is asked, once. */
     if (hl__left_ms(deadline) == 0) request->try_once = true;
@@ -312,17 +318,8 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     call->connection = NULL; /* no thread interrupts it any more */
     wanted = wanted && !is_unwanted(call);
     bool overrun = connection->overrun; /* the keeper has ended its session */
-    bool recorded = call->lease && !call->adopts && status == HL_ECONNECTION;
-    if (call->lease && status == HL_OK) {
-      if (wanted && !overrun) return lease_granted(call, connection, &grant, error);
-      call->lease->terms.place = grant.place;
-      recorded = grant.sent_ms && !lease_unwanted(call, connection);
-    }
-    if (wanted && status == HL_OK && !overrun) {
-      hl__hold_begin(&call->lock->hold, connection, &grant, call->owner,
-                     hl__plan_level(call->lock->plan));
-      return HL_OK;
-    }
+    if (wanted && status == HL_OK && !overrun) return granted(call, connection, &grant, error);
+    bool recorded = record_stays(call, connection, &grant, status);
     /* So that no other call takes its room before it tries again. */
     if (wanted && call->by_worker && scarce) hl__pool_reserve(manager, &call->reserved);
     if (!wanted || overrun || status == HL_ECONNECTION) {
