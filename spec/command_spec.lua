@@ -118,6 +118,12 @@ describe("the command line", function()
     assert_status(0, run(nil, "verify", "null:"))
   end)
 
+  it("says whose the locks of `file:` are; of a directory's nothing", function()
+    local said = assert_status(0, run(nil, "verify", "file:")).out
+    assert.truthy(said:find(("%s are those of user %d alone"):format(NAMED:match "^file:(.*)", uv.getuid()), 1, true), said)
+    assert.equal("file: needs no provisioning\n", assert_status(0, run(nil, "verify", NAMED)).out)
+  end)
+
   -- Runs the command as a shell does, with something done to its descriptors: its output, and its exit status.
   local function shell(arguments, descriptors)
     local pipe = assert(io.popen(("{ HIERLOCK_DSN=%s %s %s %s %s; } 2>&1; echo =$?"):format(NAMED, INTERPRETER, PROGRAM, arguments, descriptors)))

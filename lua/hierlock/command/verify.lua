@@ -1,11 +1,13 @@
 --- hierlock verify: counts the rows of each level, and names the missing ones. The command changes nothing and locks
 -- nothing.
 
+local core = require "hierlock.core"
 local hierlock = require "hierlock"
 local leases = require "hierlock.command.lease_tables"
 local progress = require "hierlock.command.progress"
 local server = require "hierlock.command.server"
 local space = require "hierlock.command.space"
+local subject = require "hierlock.command.examine.subject"
 local terminal = require "hierlock.command.terminal"
 
 local verify = {
@@ -185,7 +187,10 @@ local function examine(arguments)
     say(wanted.store .. ": locks there exclude; it needs no provisioning")
     return 0
   elseif wanted.store ~= "mysql" then
-    say(wanted.store .. ": needs no provisioning")
+    local own = subject.own_directory(core.dsn(wanted.dsn))
+    say(wanted.store .. ": needs no provisioning" .. (own and
+      ("; the locks in %s are those of user %d alone. Programs of several users name one directory: file:/run/shop-locks"):format(own,
+        subject.user()) or ""))
     return 0
   end
   local connection
