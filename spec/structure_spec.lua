@@ -109,6 +109,13 @@ describe("csrc", function()
     assert.is_true(seen > 1500, tostring(seen))
   end)
 
+  it("locks the gate of PostgreSQL by the keys that sql/ has", function()
+    local header = assert(io.open "csrc/stores/postgresql/postgresql_store.h"):read "*a"
+    local keys = header:match '#define HL__PG_GATE_KEYS "([^"]*)"'
+    local sql = assert(io.open "sql/postgresql_leases.sql"):read "*a"
+    assert.equal(keys, sql:match "pg_advisory_xact_lock%(([%d, ]+)%);\nSELECT setval")
+  end)
+
   it("has a core that uses nothing of the stores but the operations of those that are in it", function()
     for name, others in pairs(uses { "core", "stores/file", "stores/null", "stores/quorum" }) do
       for other in pairs(others) do

@@ -422,6 +422,8 @@ int luaopen_hierlock_core(lua_State *L) {
   lua_setfield(L, -2, "version");
   lua_pushliteral(L, "SHOW GLOBAL VARIABLES WHERE " HL__MYSQL_VARIABLES);
   lua_setfield(L, -2, "mysql_variables");
+  lua_pushinteger(L, HL__SQL_GATES);
+  lua_setfield(L, -2, "mysql_gates");
   lua_pushliteral(L, HL__PG_MULTIPLE);
   lua_setfield(L, -2, "postgresql_multiple");
   lua_pushliteral(L, HL__PG_GATE_VALUE("-1"));

@@ -69,6 +69,9 @@ typedef struct hl__pg_store {
 #define HL__PG_TABLE_MS 1000
 #define HL__PG_TRY "set_config('lock_timeout','500',true)"
 
+/* The advisory lock that writers of the gate have; sql/postgresql_leases.sql names it, too. */
+#define HL__PG_GATE_KEYS "1751999844, 1952409963"
+
 /* The values of the column HL__PG_GATE. */
 enum {
   HL__PG_GATE_UNKNOWN = -1, /* the gate exists, but was not read or may not be read */

@@ -50,7 +50,7 @@
   "SELECT k,k=ANY($6::int8[]),$1::uuid FROM made,unnest($5::int8[]) k) "                           \
   "SELECT made.token,CASE WHEN pg_is_in_recovery() THEN 0 ELSE "                                   \
   "pg_backend_pid() END,"                                                                          \
-  "pg_advisory_xact_lock_shared(1751999844,1952409963)::text,"                                     \
+  "pg_advisory_xact_lock_shared(" HL__PG_GATE_KEYS ")::text,"                                      \
   "CASE WHEN pg_sequence_last_value('public.hier_lock_gate'::regclass)=2 "                         \
   "THEN 2 ELSE setval('public.hier_lock_gate'::regclass,2) END FROM made"
 

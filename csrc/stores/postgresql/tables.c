@@ -149,7 +149,7 @@ static const char sweep_sql[] =
     "clock_timestamp()-interval '1 hour' FOR UPDATE SKIP LOCKED) RETURNING id) "
     "DELETE FROM public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id;"
     "SELECT set_config('hierlock.gate',"
-    "pg_try_advisory_xact_lock(1751999844,1952409963)::text,true);"
+    "pg_try_advisory_xact_lock(" HL__PG_GATE_KEYS ")::text,true);"
     "SELECT CASE WHEN current_setting('hierlock.gate')='true' AND NOT EXISTS("
     "SELECT FROM public.hier_lock_lease_rows) "
     "THEN setval('public.hier_lock_gate',1) END;"

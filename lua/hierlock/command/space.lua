@@ -1,6 +1,7 @@
 --- A table's buckets as SQL: the wanted state, the present state, and the statements that lead from
 -- one to the other. sql/ says the same for people to run by hand. Decides nothing, prints nothing.
 
+local core = require "hierlock.core"
 local hierlock = require "hierlock"
 
 local space = {}
@@ -11,8 +12,8 @@ space.DEFAULT_LEVELS = { "user", "account", "resource" }
 --- A chunk has at most so many rows: 1,000 numbers crossed with themselves.
 space.CHUNK_MAX = 1000000
 
---- Rows of the gate.
-space.GATES = 65536
+--- Rows of the gate: the core looks for one of these.
+space.GATES = core.mysql_gates
 
 -- The mark before the levels in the record of a space with leases: programs that know of no leases refuse it.
 local LEASED = "leases:"
