@@ -7,6 +7,7 @@
  *   directory.c  the lock directory (directory.h)
  *   flock.c      Symfony's files beside the table (flock.h)
  *   map.c        the file: made, refused, mapped, grown by chunks; whether it is still the file
+ *   record.c     records of sessions and leases by their number, and texts in them
  *   slot.c       a process' slot: its life, and which slots are dead
  *   lock.c       the lock of a partition
  *   partition.c  the index of a partition: rows, holders, queues; granting; making it anew
@@ -15,8 +16,8 @@
  *   stock.c      this process' free nodes and records, and what it gives back late
  *   watch.c      the thread that watches for deaths while something waits
  *   circle.c     circles of waiters
- *   take.c       sessions: taking rows and giving them back
  *   space.c      one directory as this process uses it
+ *   take.c       sessions: taking rows and giving them back
  *
  * Time inside the room: nanoseconds of CLOCK_MONOTONIC (hl__shm_now), unless a name says `_ms`.
  *
@@ -52,7 +53,8 @@ HL__MUTEX_CLASS(hl__shm_space_mutex) HL__AFTER(hl__shm_mending) HL__BEFORE(hl__b
 
 /* How soon the directory is seen to be another one. */
 #define HL__SHM_LOOK_NS 10000000
-/* How often a process looks for what nothing tells it of. */
+/* How often a process looks for what nothing tells it of: deaths that it cannot see otherwise, and
+   what it gave back late. */
 #define HL__SHM_POLL_NS 5000000
 
 typedef struct hl__shm_space hl__shm_space;
@@ -91,6 +93,7 @@ struct hl__shm_space {
   int64_t shift_ms;     /* by which a time namespace shifts CLOCK_BOOTTIME. Constant */
   hl__a32 limit;        /* units that may be touched */
   hl__a32 hint;         /* where a free chunk was found last */
+  hl__a32 hints[2];     /* where a free record, and a free node, of slot 0 was found last */
   atomic_int gone;      /* enum hl__shm_gone; never HERE again */
   _Atomic int64_t looked;
   hl__a32 holding; /* sessions of stores that hold something */
@@ -101,10 +104,12 @@ struct hl__shm_space {
   uint32_t free_node HL__GUARDED_BY(hl__shm_space_mutex);
   uint32_t free_record HL__GUARDED_BY(hl__shm_space_mutex);
   hl__shm_agent *agents[HL__SHM_AGENT_HEADS] HL__GUARDED_BY(hl__shm_space_mutex);
-  /* Nodes that say GONE and are still linked. */
+  /* Nodes that say GONE or LEFT, and may still be linked. */
   uint32_t *late HL__GUARDED_BY(hl__shm_space_mutex);
   uint32_t late_capacity HL__GUARDED_BY(hl__shm_space_mutex);
   hl__a32 late_count;
+  /* A node could not be noted: a mender finds it, once this process has ended. */
+  bool untidy HL__GUARDED_BY(hl__shm_space_mutex);
   struct hl__shm_watch *watch;                                /* constant */
   hl__a64 waits, rebuilds, mended, handed, deferred, corrupt; /* counters, for tests */
 };
@@ -129,8 +134,8 @@ struct hl__shm_session {
   uint32_t cache[HL__SHM_CACHE], cached; /* free nodes */
   atomic_bool cancelled;                 /* until the take under way ends, or settle */
   hl__a32 waits;                         /* the node for which its thread sleeps; 0 */
-  hl__shm_session *next_sleeper HL__GUARDED_BY(hl__shm_space_mutex);
-  hl__shm_session *previous_sleeper HL__GUARDED_BY(hl__shm_space_mutex);
+  hl__shm_session *next HL__GUARDED_BY(hl__shm_space_mutex); /* that sleeps */
+  hl__shm_session *previous HL__GUARDED_BY(hl__shm_space_mutex);
 };
 
 /* --------------------------------------------------------------- space.c */
@@ -187,6 +192,17 @@ uint64_t hl__shm_token(hl__shm_space *space);
 /* Makes later tokens greater than this one. */
 void hl__shm_token_raise(hl__shm_space *space, uint64_t token);
 
+/* ------------------------------------------------------------- record.c */
+
+/* A record of a session or a lease; NULL: there is none. */
+hl__shm_record *hl__shm_record_at(hl__shm_space *space, uint32_t index);
+/* Texts in the table: cut to what there is room for, and always terminated once read. Other
+   processes may write what this one reads; the reader compares note.turn. */
+void hl__shm_text_set(hl__a64 *words, size_t count, const char *text, size_t size);
+void hl__shm_text_get(char *text, const hl__a64 *words, size_t count);
+/* Milliseconds of CLOCK_BOOTTIME, as all time namespaces of the machine count them. */
+int64_t hl__shm_boot_ms(const hl__shm_space *space);
+
 /* ------------------------------------------------------- leases: leased.c */
 
 /* The life of a lease's record: hl__shm_lease_make sets it aside (HL__MAKES); the caller writes
@@ -221,8 +237,6 @@ void hl__shm_lease_forget(hl__shm_space *space, uint32_t lease, uint64_t stamp);
 /* For a waiter: ends a lease on the row of that key whose time is up: 0, and it looks again. Else: when
    the next one ends (hl__shm_boot_ms; INT64_MAX: there is none). */
 int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline);
-/* Milliseconds of CLOCK_BOOTTIME, as all time namespaces of the machine count them. */
-int64_t hl__shm_boot_ms(const hl__shm_space *space);
 /* Changes the mode of the lease's claim of a row, in one step. From a weaker to a stronger mode only
    while the caller's session holds the row in that mode. HL_OK; HL_ELOST: the lease has no such row;
    HL_TIMEOUT. */
@@ -247,13 +261,6 @@ void hl__shm_each_claim(hl__shm_space *space, bool (*fn)(void *context, const hl
 /* Calls fn for the index of each record of a lease that is used. */
 void hl__shm_each_lease(hl__shm_space *space, bool (*fn)(void *context, uint32_t lease),
                         void *context);
-/* A record of a session or a lease; NULL: there is none. */
-hl__shm_record *hl__shm_record_at(hl__shm_space *space, uint32_t index);
-/* Texts in the table: cut to what there is room for, and always terminated once read. Other
-   processes may write what this one reads; the reader compares note.turn. */
-void hl__shm_text_set(hl__a64 *words, size_t count, const char *text, size_t size);
-void hl__shm_text_get(char *text, const hl__a64 *words, size_t count);
-
 /* ----------------------------------------------------------------- map.c */
 
 int64_t hl__shm_now(void); /* ns */
@@ -294,6 +301,129 @@ uint32_t hl__shm_chunks(const hl__shm_space *space);
 /* A chunk for an owner: a free one of that kind, or a new one, for which there is space. 0: there is
    no space. */
 uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner);
+
+/* -------------------------------------------------------------- slot.c */
+
+/* Takes a free slot for this process: space->me. HL_OK; HL_ESTORE: there is none. */
+int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error);
+/* Frees it, once no chunk is this process' any more; or leaves it to a mender. */
+void hl__shm_slot_leave(hl__shm_space *space, bool free);
+/* Whether the process that has, or had, the slot is dead: it holds its byte no longer, and, if its
+   pid can be seen here, no such process runs. (A program may have closed all its descriptors.) A
+   slot that does not exist is a dead one's, a free slot, too. */
+bool hl__shm_is_dead(hl__shm_space *space, uint32_t slot);
+/* "process 17 (stopped)", for messages. */
+void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t size);
+
+/* -------------------------------------------------------------- lock.c */
+
+/* Sleeps while *word is `seen`, until it is woken or until `until` (ns). Wakes n that sleep. */
+void hl__shm_futex_wait(hl__a32 *word, uint32_t seen, int64_t until);
+void hl__shm_futex_wake(hl__a32 *word, int n);
+
+/* Takes a partition's lock after a first try has failed. HL_OK; HL_TIMEOUT: *error says which process
+   is inside, and for how long; HL_ECONNECTION. */
+int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline, hl_error *error);
+static inline bool hl__shm_part_try(hl__shm_space *space, uint32_t part) {
+  uint32_t none = 0;
+  return atomic_compare_exchange_strong_explicit(&space->table->part[part].lock, &none,
+                                                 space->me + 1, memory_order_acquire,
+                                                 memory_order_relaxed);
+}
+static inline int hl__shm_part_lock(hl__shm_space *space, uint32_t part, int64_t deadline,
+                                    hl_error *error) {
+  if (__builtin_expect(hl__shm_part_try(space, part), 1)) return HL_OK;
+  return hl__shm_part_wait(space, part, deadline, error);
+}
+static inline void hl__shm_part_unlock(hl__shm_space *space, uint32_t part) {
+  hl__a32 *lock = &space->table->part[part].lock;
+  if (__builtin_expect(atomic_exchange_explicit(lock, 0, memory_order_release) & HL__SHM_CONTENDED,
+                       0))
+    hl__shm_futex_wake(lock, 1);
+}
+
+/* --------------------------------------------------------- partition.c */
+
+/* The functions here are for a thread that has the partition's lock, unless they say otherwise. */
+
+/* Whom to wake once the lock is given up. */
+typedef struct hl__shm_wakes {
+  uint32_t n;
+  hl__a32 *word[32];
+} hl__shm_wakes;
+void hl__shm_wakes_send(hl__shm_wakes *wakes);
+
+/* The row of that key, found or (make) made; *index: its number. NULL: there is none, or no space
+   for one, or the file is damaged. */
+hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uint32_t *index);
+/* Frees a row that is neither held nor awaited. */
+void hl__shm_row_drop(hl__shm_space *space, hl__shm_row *row, uint32_t index);
+/* Whether holders are in the way of a claim in that mode, made of that node. */
+bool hl__shm_blocked(hl__shm_space *space, const hl__shm_row *row, const hl__shm_node *node,
+                     unsigned mode);
+void hl__shm_hold_link(hl__shm_space *space, hl__shm_row *row, uint32_t index, unsigned mode);
+void hl__shm_queue_link(hl__shm_space *space, hl__shm_row *row, uint32_t index);
+/* Takes out holders that were given back without the lock; grants what they kept out. */
+void hl__shm_row_purge(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes);
+/* Grants the first ones of the queue that no holder is in the way of. */
+void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes);
+/* Frees a claim in whatever state, and grants what it kept out. */
+void hl__shm_claim_end(hl__shm_space *space, uint32_t index, hl__shm_wakes *wakes);
+/* The same for a thread that has no lock. HL_OK, HL_TIMEOUT, HL_ECONNECTION. */
+int hl__shm_claim_clear(hl__shm_space *space, uint32_t index, int64_t deadline, hl_error *error);
+/* Makes the partition anew from the claims. */
+void hl__shm_rebuild(hl__shm_space *space, uint32_t part);
+
+/* --------------------------------------------------------------- mend.c */
+
+/* Cleans up after a slot whose process is dead, if no other thread or process does so now. A stopped
+   process may hold it up until the deadline; the next call goes on. */
+void hl__shm_mend(hl__shm_space *space, uint32_t slot, int64_t deadline);
+/* Looks for dead slots, and mends them, unless some process has just done so (force: in any case). */
+void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline);
+/* Once after each boot, before any other process uses the table: nothing of before is alive, and a
+   power failure may have torn what was written last. */
+void hl__shm_reboot(hl__shm_space *space, const uint64_t boot[2]);
+
+/* -------------------------------------------------------------- stock.c */
+
+/* A free node of this process. 0: no space is left. */
+uint32_t hl__shm_node_get(hl__shm_session *session);
+void hl__shm_node_put(hl__shm_session *session, uint32_t node);
+/* Gives back the session's free nodes. */
+void hl__shm_cache_drop(hl__shm_session *session);
+/* A free record of this process, used from now on. 0: no space is left. */
+uint32_t hl__shm_record_get(hl__shm_space *space);
+void hl__shm_record_put(hl__shm_space *space, uint32_t record);
+/* The record of an agent, shared by its sessions, with a reference. NULL: no memory or space. */
+hl__shm_agent *hl__shm_agent_get(hl__shm_space *space, uint64_t number);
+void hl__shm_agent_put(hl__shm_space *space, hl__shm_agent *agent);
+/* Notes a node that says GONE or LEFT, and may still be linked, as the lock was not to be had; does
+   what was noted. */
+void hl__shm_late_add(hl__shm_space *space, uint32_t node);
+void hl__shm_late_do(hl__shm_space *space);
+/* Makes this process' chunks free. False: something is late, and a mender does it. */
+bool hl__shm_stock_leave(hl__shm_space *space);
+
+/* -------------------------------------------------------------- watch.c */
+
+/* HL_OK, HL_ENOMEM, HL_ESTORE: no descriptor. */
+int hl__shm_watch_new(hl__shm_space *space, hl_error *error);
+void hl__shm_watch_free(hl__shm_space *space);
+/* From now on the session sleeps for session->waits, until it leaves: the thread wakes it if it is
+   granted and was not told, or if the space is gone. HL_OK, HL_ESTORE: no thread can be started. */
+int hl__shm_watch_enter(hl__shm_session *session, hl_error *error);
+void hl__shm_watch_leave(hl__shm_session *session);
+/* Something is late. */
+void hl__shm_watch_kick(hl__shm_space *space);
+
+/* ------------------------------------------------------------- circle.c */
+
+/* Whether a session that waits for the node stands in a circle of agents that block. It must have
+   published its wait before. HL_OK; HL_DEADLOCK. */
+int hl__shm_circle(hl__shm_space *space, uint32_t node, hl_error *error);
+
+/* ---------------------------------------------------------------- map.c */
 
 /* The lock on one byte of the file, for this process. False: another process has it. */
 bool hl__shm_byte_lock(hl__shm_space *space, off_t at);

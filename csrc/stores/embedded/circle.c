@@ -1,0 +1,123 @@
+/*
+ * circle.c - circles of waiters, over all processes of the table.
+ *
+ * A session that waits has published for which node its agent blocks, before it looks. It follows the
+ * waits: from a node to the waiter before it and the holders in its way, to their agents, to the nodes
+ * for which those block. The wait that closes a circle comes last, when all others of it stand; so the
+ * session that publishes it sees all of it, and gives way.
+ *
+ * The first walk locks one partition at a time, and may see a circle that never was at one moment. So
+ * what it finds is looked for again with all partitions locked, in ascending order.
+ */
+#include "embedded.h"
+
+#include <stdlib.h>
+
+/* Nodes that a walk visits. More waiters than these are looked at from another end. */
+#define NODES_MAX 1024u
+#define TABLE (2 * NODES_MAX)
+#define STEPS_MAX (1u << 20)
+/* How long a walk waits for partitions. */
+#define PATIENCE_NS 20000000
+
+typedef struct walk {
+  hl__shm_space *space;
+  uint32_t start, agent; /* the node; the record of its session's agent */
+  bool locked;           /* all partitions are */
+  bool found;
+  uint32_t by; /* the record of the session that is in the way of the start */
+  uint32_t n, todo[NODES_MAX];
+  uint32_t known[TABLE]; /* the nodes of todo, by hash */
+} walk;
+
+static void visit(walk *self, uint32_t index) {
+  uint32_t at = index * 0x9E3779B9u % TABLE;
+  while (self->known[at] && self->known[at] != index) at = (at + 1) % TABLE;
+  if (self->known[at] == index || self->n == NODES_MAX) return;
+  self->known[at] = index;
+  self->todo[self->n++] = index;
+}
+
+static uint32_t agent_of(hl__shm_space *space, uint32_t session) {
+  const hl__shm_record *record = hl__shm_record_at(space, session);
+  return record ? atomic_load(&record->agent) : 0;
+}
+
+/* A session is in the way of the node. */
+static void meet(walk *self, uint32_t from, uint32_t session) {
+  const uint32_t agent = agent_of(self->space, session);
+  const hl__shm_record *record = hl__shm_record_at(self->space, agent);
+  const uint32_t waits = record ? atomic_load(&record->waits) : 0;
+  if (agent == self->agent && agent) self->found = true;
+  if (waits) visit(self, waits);
+  if (from == self->start && !self->by && (self->found || waits)) self->by = session;
+}
+
+/* The partition of the node is locked. */
+static void look(walk *self, uint32_t index, uint64_t claim) {
+  hl__shm_space *space = self->space;
+  const hl__shm_node *node = hl__shm_node_at(space, index);
+  const hl__shm_row *row = hl__shm_row_at(space, node->row);
+  const uint32_t session = atomic_load(&node->session);
+  uint32_t before = node->prev, steps = 0;
+  if (!row || atomic_load(&node->claim) != claim) return;
+  for (const hl__shm_node *ahead; (ahead = hl__shm_node_at(space, before)) && steps < STEPS_MAX;
+       steps++) {
+    if (hl__shm_state_of(atomic_load(&ahead->claim)) == HL__WAIT) {
+      visit(self, before);
+      if (atomic_load(&ahead->session) != session) meet(self, index, atomic_load(&ahead->session));
+      break;
+    }
+    before = ahead->prev;
+  }
+  for (uint32_t i = row->holders; i && steps < STEPS_MAX && !self->found; steps++) {
+    const hl__shm_node *holder = hl__shm_node_at(space, i);
+    if (!holder) break;
+    const uint64_t theirs = atomic_load(&holder->claim);
+    if (atomic_load(&holder->session) != session && hl__shm_state_of(theirs) == HL__HELD &&
+        hl__shm_conflicts[hl__shm_mode_of(claim)] >> hl__shm_mode_of(theirs) & 1)
+      meet(self, index, atomic_load(&holder->session));
+    i = holder->next;
+  }
+}
+
+static bool walk_from(walk *self, bool locked, int64_t deadline) {
+  self->locked = locked;
+  self->found = false;
+  self->by = self->n = 0;
+  for (uint32_t i = 0; i < TABLE; i++) self->known[i] = 0;
+  visit(self, self->start);
+  for (uint32_t k = 0; k < self->n && !self->found; k++) {
+    const hl__shm_node *node = hl__shm_node_at(self->space, self->todo[k]);
+    const uint64_t claim = node ? atomic_load(&node->claim) : 0;
+    const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim)));
+    if (hl__shm_state_of(claim) != HL__WAIT) continue;
+    if (!locked && hl__shm_part_lock(self->space, part, deadline, NULL) != HL_OK) return false;
+    look(self, self->todo[k], claim);
+    if (!locked) hl__shm_part_unlock(self->space, part);
+  }
+  return self->found;
+}
+
+int hl__shm_circle(hl__shm_space *space, uint32_t index, hl_error *error) {
+  const int64_t deadline = hl__shm_now() + PATIENCE_NS;
+  const hl__shm_node *node = hl__shm_node_at(space, index);
+  walk *self = node ? malloc(sizeof *self) : NULL;
+  if (!self) return HL_OK; /* then the wait ends by its time-out */
+  self->space = space;
+  self->start = index;
+  self->agent = agent_of(space, atomic_load(&node->session));
+  bool found = walk_from(self, false, deadline);
+  if (found) {
+    uint32_t p = 0;
+    while (p < HL__SHM_PARTS && hl__shm_part_lock(space, p, deadline, NULL) == HL_OK) p++;
+    found = p == HL__SHM_PARTS && walk_from(self, true, deadline);
+    while (p-- > 0) hl__shm_part_unlock(space, p);
+  }
+  const hl__shm_record *by = found ? hl__shm_record_at(space, self->by) : NULL;
+  char name[64];
+  free(self);
+  if (!found) return HL_OK;
+  hl__shm_slot_name(space, by ? atomic_load(&by->slot) : HL__SHM_SLOTS, name, sizeof name);
+  return hl__error(error, HL_DEADLOCK, "it would wait in a circle, first for a lock of %s", name);
+}

@@ -1,0 +1,363 @@
+/*
+ * leased.c - the claims of leases, and who has what. What a lease means (its id, its secret, who may do
+ * what with it) is lease.c's.
+ *
+ * A lease's nodes and records belong to slot 0, which never dies. A process sets one aside by a CAS
+ * that names its slot, so that a mender knows what a dead process was making or unmaking.
+ *
+ * A lease's nodes hang in a chain, for speed. A process that was killed while it freed them leaves a
+ * chain that leads astray; then the nodes are found by the lease's stamp, which no other lease ever
+ * has, and which stays in a node while its claim is not FREE (invariant 3).
+ */
+#include "embedded.h"
+
+#include <string.h>
+
+#define STEPS_MAX (1u << 22)
+/* How long a call waits for a partition that a stopped process has. */
+#define PATIENCE_NS 200000000
+/* How soon a waiter looks again at a lease that is being made. */
+#define SOON_MS 5
+
+/* ---------------------------------------------------------- setting aside */
+
+/* A free unit of slot 0's chunks of that kind, whose first word is 0, set aside by `word`. 0: no space
+   is left. */
+static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_t word) {
+  const uint32_t units = kind == HL__NODES ? 1 : HL__SHM_LEASE_UNITS;
+  hl__a32 *hint = &space->hints[kind == HL__NODES];
+  const uint32_t chunks = hl__shm_chunks(space), from = atomic_load(hint);
+  for (uint32_t n = 0; n <= chunks; n++) {
+    uint32_t chunk = chunks ? (from + n) % chunks : 0;
+    if (n == chunks) chunk = hl__shm_chunk_get(space, kind, 0); /* all are full */
+    if (atomic_load(&space->table->dir[chunk]) != (uint32_t)kind << 24) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i += units) {
+      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
+      hl__a64 *first = hl__shm_unit(space, at, units);
+      uint64_t none = 0;
+      if (!first || atomic_load_explicit(first, memory_order_relaxed) ||
+          !atomic_compare_exchange_strong(first, &none, word))
+        continue;
+      atomic_store(hint, chunk);
+      return at;
+    }
+  }
+  return 0;
+}
+
+uint32_t hl__shm_lease_make(hl__shm_space *space) {
+  uint32_t index = common_get(space, HL__LEASES, HL__USED | HL__LEASE | HL__MAKES | space->me);
+  hl__shm_lease *lease = index ? hl__shm_lease_at(space, index) : NULL;
+  if (!lease) return 0;
+  hl__a64 *words = &lease->base.end; /* all of it but `used` */
+  _Static_assert(offsetof(hl__shm_record, end) == sizeof(uint64_t), "behind used");
+  for (size_t i = 0; i < sizeof *lease / sizeof *words - 1; i++)
+    atomic_store_explicit(&words[i], 0, memory_order_relaxed);
+  atomic_store(&lease->base.stamp, atomic_fetch_add(&space->table->header.seq, 1) + 1);
+  atomic_store(&lease->base.slot, space->me);
+  return index;
+}
+
+/* ---------------------------------------------------------------- claims */
+
+/* Whether the session has a stronger claim of the same row, or the same one earlier. */
+static bool is_covered(const hl__shm_session *session, uint32_t k) {
+  const uint64_t claim = session->held[k].claim;
+  const uint8_t mine = hl__shm_conflicts[hl__shm_mode_of(claim)];
+  for (uint32_t i = 0; i < session->n; i++) {
+    const uint64_t other = session->held[i].claim;
+    if (i == k || hl__shm_key_of(other) != hl__shm_key_of(claim)) continue;
+    const uint8_t theirs = hl__shm_conflicts[hl__shm_mode_of(other)];
+    if ((theirs & mine) == mine && (theirs != mine || i < k)) return true;
+  }
+  return false;
+}
+
+int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadline,
+                         hl_error *error) {
+  hl__shm_space *space = session->space;
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  for (uint32_t k = 0; k < session->n; k++) {
+    const hl__shm_held *held = &session->held[k];
+    if (is_covered(session, k)) continue;
+    uint32_t at = common_get(space, HL__NODES, hl__shm_claim(space->me, 0, HL__RESERVED));
+    hl__shm_node *node = at ? hl__shm_node_at(space, at) : NULL;
+    const hl__shm_node *own = hl__shm_node_at(space, held->node);
+    if (!node || !own) return hl__error(error, HL_ESTORE, "no space is left for a lease");
+    const uint32_t part = hl__shm_part_of(held->hash);
+    int status = hl__shm_part_lock(space, part, deadline, error);
+    hl__shm_row *row = status ? NULL : hl__shm_row_at(space, own->row);
+    if (!row) {
+      atomic_store(&node->claim, 0);
+      if (status) return status;
+      hl__shm_part_unlock(space, part);
+      return hl__error(error, HL_ESTORE, "the table of locks is damaged");
+    }
+    node->own = atomic_load(&lease->base.stamp);
+    node->flags = HL__LEASED;
+    atomic_store(&node->session, index);
+    atomic_store(&node->note, index);
+    node->row = own->row;
+    atomic_store(&node->chain, atomic_load(&lease->base.first));
+    atomic_store(&lease->base.first, at);
+    hl__shm_hold_link(space, row, at, hl__shm_mode_of(held->claim));
+    atomic_store(&node->claim, held->claim); /* beside the session's: both count for a moment */
+    hl__shm_part_unlock(space, part);
+  }
+  return HL_OK;
+}
+
+/* Locks the partition of a claim of the lease; *row: its row. False: it is not the lease's, or was
+   not to be locked; then no lock is held. */
+static bool claim_lock(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t deadline,
+                       hl__shm_row **row) {
+  hl__shm_node *node = hl__shm_node_at(space, at);
+  const uint64_t claim = node ? atomic_load(&node->claim) : 0;
+  if (hl__shm_state_of(claim) != HL__HELD) return false;
+  const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim)));
+  if (hl__shm_part_lock(space, part, deadline, NULL) != HL_OK) return false;
+  /* HELD as before, and only under this lock does it become another. */
+  if (hl__shm_key_of(atomic_load(&node->claim)) == hl__shm_key_of(claim) &&
+      hl__shm_state_of(atomic_load(&node->claim)) == HL__HELD && node->flags & HL__LEASED &&
+      node->own == stamp && (*row = hl__shm_row_at(space, node->row)))
+    return true;
+  hl__shm_part_unlock(space, part);
+  return false;
+}
+
+static void claim_unlock(hl__shm_space *space, uint64_t claim, hl__shm_wakes *wakes) {
+  hl__shm_part_unlock(space, hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim))));
+  hl__shm_wakes_send(wakes);
+}
+
+/* Takes a claim away, if it is the lease's. False: it could not be locked. */
+static bool claim_take(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t deadline) {
+  hl__shm_wakes wakes = {0};
+  hl__shm_row *row;
+  hl__shm_node *node = hl__shm_node_at(space, at);
+  const uint64_t claim = node ? atomic_load(&node->claim) : 0;
+  if (!claim_lock(space, at, stamp, deadline, &row)) return hl__shm_now() <= deadline;
+  hl__shm_claim_end(space, at, &wakes);
+  claim_unlock(space, claim, &wakes);
+  return true;
+}
+
+/* Has those look again who wait for the lease's rows: it has another end. */
+static void waiters_wake(hl__shm_space *space, hl__shm_lease *lease, uint64_t stamp) {
+  uint32_t steps = 0;
+  for (uint32_t at = atomic_load(&lease->base.first); at && steps < STEPS_MAX; steps++) {
+    hl__shm_wakes wakes = {0};
+    hl__shm_row *row;
+    hl__shm_node *node = hl__shm_node_at(space, at);
+    if (!node || !claim_lock(space, at, stamp, hl__shm_now() + PATIENCE_NS, &row)) return;
+    const uint64_t claim = atomic_load(&node->claim);
+    hl__shm_node *first = hl__shm_node_at(space, row->first);
+    if (first) {
+      atomic_store(&first->wake, 1);
+      wakes.word[wakes.n++] = &first->wake;
+    }
+    at = atomic_load(&node->chain);
+    claim_unlock(space, claim, &wakes);
+  }
+}
+
+/* ------------------------------------------------------ the life of a lease */
+
+void hl__shm_lease_publish(hl__shm_space *space, uint32_t index, int64_t end_ms) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  if (!lease) return;
+  const uint64_t stamp = atomic_load(&lease->base.stamp);
+  atomic_store(&lease->base.end, end_ms > 0 ? (uint64_t)end_ms : 1); /* now there is a lease */
+  (void)atomic_fetch_and(&lease->base.used, ~HL__MAKES);
+  waiters_wake(space, lease, stamp);
+}
+
+/* The lease, if the record is still its. */
+static hl__shm_lease *lease_of(hl__shm_space *space, uint32_t index, uint64_t stamp) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  bool is = lease && atomic_load(&lease->base.used) & HL__LEASE &&
+            atomic_load(&lease->base.stamp) == stamp;
+  return is ? lease : NULL;
+}
+
+bool hl__shm_lease_extend(hl__shm_space *space, uint32_t index, uint64_t stamp, int64_t end_ms) {
+  hl__shm_lease *lease = lease_of(space, index, stamp);
+  uint64_t end = lease ? atomic_load(&lease->base.end) : 0;
+  while (end) {
+    if (!atomic_compare_exchange_strong(&lease->base.end, &end,
+                                        (uint64_t)(end_ms > 0 ? end_ms : 1)))
+      continue;
+    if ((uint64_t)end_ms < end) waiters_wake(space, lease, stamp);
+    return true;
+  }
+  return false;
+}
+
+bool hl__shm_lease_end(hl__shm_space *space, uint32_t index, uint64_t stamp, int64_t end_ms) {
+  hl__shm_lease *lease = lease_of(space, index, stamp);
+  uint64_t end = lease ? atomic_load(&lease->base.end) : 0;
+  while (end && (end_ms == 0 || end == (uint64_t)end_ms)) {
+    if (!atomic_compare_exchange_strong(&lease->base.end, &end, 0)) continue;
+    hl__shm_lease_unmake(space, index, hl__shm_now() + PATIENCE_NS);
+    return true;
+  }
+  return false;
+}
+
+/* All claims of the lease, by the chain or by looking at each node. False: not all could be taken. */
+static bool claims_take(hl__shm_space *space, hl__shm_lease *lease, bool chained,
+                        int64_t deadline) {
+  const uint64_t stamp = atomic_load(&lease->base.stamp);
+  bool all = true;
+  uint32_t steps = 0;
+  for (uint32_t at = chained ? atomic_load(&lease->base.first) : 0; at && steps < STEPS_MAX;
+       steps++) {
+    const hl__shm_node *node = hl__shm_node_at(space, at);
+    if (!node) break;
+    const uint32_t next = atomic_load(&node->chain); /* ours until it is free */
+    all = claim_take(space, at, stamp, deadline) && all;
+    at = next;
+  }
+  const uint32_t chunks = hl__shm_chunks(space);
+  for (uint32_t chunk = 1; chunk < chunks && !chained; chunk++) {
+    if (atomic_load(&space->table->dir[chunk]) != (uint32_t)HL__NODES << 24) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++)
+      all = claim_take(space, chunk * HL__SHM_PER_CHUNK + i, stamp, deadline) && all;
+  }
+  return all;
+}
+
+void hl__shm_lease_unmake(hl__shm_space *space, uint32_t index, int64_t deadline) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  uint64_t used = lease ? atomic_load(&lease->base.used) : 0;
+  const uint32_t whose = (uint32_t)used;
+  const bool busy = used & (HL__MAKES | HL__UNMAKES),
+             makes = used & HL__MAKES && whose == space->me;
+  const uint64_t mine = HL__USED | HL__LEASE | HL__UNMAKES | space->me;
+  if (!(used & HL__LEASE) || atomic_load(&lease->base.end) != 0) return;
+  if (busy && !makes && !hl__shm_is_dead(space, whose)) return;
+  if (!atomic_compare_exchange_strong(&lease->base.used, &used, mine)) return;
+  const bool chained = !(used & HL__PARTLY) && (!busy || makes);
+  if (!claims_take(space, lease, chained, deadline)) {
+    atomic_store(&lease->base.used, HL__USED | HL__LEASE | HL__PARTLY);
+    return;
+  }
+  atomic_store(&lease->base.first, 0);
+  atomic_store(&lease->base.used, atomic_load(&lease->revoked) ? HL__USED | HL__LEASE : 0);
+}
+
+void hl__shm_lease_forget(hl__shm_space *space, uint32_t index, uint64_t stamp) {
+  hl__shm_lease *lease = lease_of(space, index, stamp);
+  uint64_t used = HL__USED | HL__LEASE;
+  if (!lease || atomic_load(&lease->base.end) != 0) return;
+  (void)atomic_compare_exchange_strong(&lease->base.used, &used, 0);
+}
+
+int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, const hl_row *row, int64_t deadline,
+                          hl_error *error) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  const uint64_t stamp = lease ? atomic_load(&lease->base.stamp) : 0;
+  const uint64_t key = hl__shm_key((uint32_t)row->bucket, row->level);
+  uint32_t steps = 0;
+  for (uint32_t at = lease ? atomic_load(&lease->base.first) : 0; at && steps < STEPS_MAX;
+       steps++) {
+    hl__shm_node *node = hl__shm_node_at(space, at);
+    if (!node) break;
+    const uint64_t claim = atomic_load(&node->claim);
+    const uint32_t next = atomic_load(&node->chain);
+    hl__shm_wakes wakes = {0};
+    hl__shm_row *entry;
+    if (hl__shm_key_of(claim) != key) {
+      at = next;
+      continue;
+    }
+    if (!claim_lock(space, at, stamp, deadline, &entry)) break;
+    const unsigned before = hl__shm_mode_of(atomic_load(&node->claim));
+    entry->count[row->mode & 7u]++;
+    atomic_store(&node->claim, hl__shm_claim(key, row->mode, HL__HELD));
+    if (entry->count[before]) entry->count[before]--;
+    hl__shm_grant(space, entry, &wakes);
+    claim_unlock(space, claim, &wakes);
+    return HL_OK;
+  }
+  if (hl__shm_now() > deadline)
+    return hl__error(error, HL_TIMEOUT, "another process keeps the table of locks for itself");
+  return hl__error(error, HL_ELOST, "the lease has ended");
+}
+
+/* -------------------------------------------------------------- in the way */
+
+int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline) {
+  const uint32_t part = hl__shm_part_of(hl__shm_hash(key));
+  const int64_t now = hl__shm_boot_ms(space);
+  int64_t nearest = INT64_MAX;
+  uint32_t over = 0, steps = 0, index;
+  uint64_t stamp = 0, over_end = 0;
+  if (hl__shm_part_lock(space, part, deadline, NULL) != HL_OK) return nearest;
+  const hl__shm_row *row = hl__shm_row_find(space, key, false, &index);
+  for (uint32_t i = row ? row->holders : 0; i && steps < STEPS_MAX; steps++) {
+    const hl__shm_node *holder = hl__shm_node_at(space, i);
+    if (!holder) break;
+    i = holder->next;
+    if (!(holder->flags & HL__LEASED)) continue;
+    const uint32_t record = atomic_load(&holder->session);
+    const hl__shm_lease *lease = hl__shm_lease_at(space, record);
+    if (!lease) continue;
+    const uint64_t end = atomic_load(&lease->base.end);
+    const bool made = !(atomic_load(&lease->base.used) & HL__MAKES);
+    if (made && (int64_t)end <= now) {
+      over = record;
+      over_end = end;
+      stamp = holder->own;
+    } else {
+      const int64_t until = made ? (int64_t)end : now + SOON_MS;
+      if (until < nearest) nearest = until;
+    }
+  }
+  hl__shm_part_unlock(space, part);
+  if (!over) return nearest;
+  /* It has ended already where its end is 0: who ended it was held up. */
+  if (over_end == 0)
+    hl__shm_lease_unmake(space, over, deadline);
+  else
+    (void)hl__shm_lease_end(space, over, stamp, (int64_t)over_end);
+  return 0;
+}
+
+/* ------------------------------------------------------------ who has what */
+
+void hl__shm_each_claim(hl__shm_space *space, bool (*fn)(void *context, const hl__shm_claim_seen *),
+                        void *context) {
+  const uint32_t chunks = hl__shm_chunks(space);
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    const uint32_t word = atomic_load(&space->table->dir[chunk]);
+    if (word >> 24 != HL__NODES) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
+      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
+      const hl__shm_node *node = hl__shm_node_at(space, at);
+      const uint64_t claim = node ? atomic_load(&node->claim) : 0;
+      const unsigned state = hl__shm_state_of(claim);
+      if (state != HL__WAIT && state != HL__HELD) continue;
+      const hl__shm_claim_seen seen = {.node = at,
+                                       .claim = claim,
+                                       .session = atomic_load(&node->session),
+                                       .note = atomic_load(&node->note),
+                                       .slot = word & HL__SHM_UNOWNED,
+                                       .leased = (word & HL__SHM_UNOWNED) == 0};
+      if (atomic_load(&node->claim) == claim && !fn(context, &seen)) return;
+    }
+  }
+}
+
+void hl__shm_each_lease(hl__shm_space *space, bool (*fn)(void *context, uint32_t lease),
+                        void *context) {
+  const uint32_t chunks = hl__shm_chunks(space);
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    if (atomic_load(&space->table->dir[chunk]) != (uint32_t)HL__LEASES << 24) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i += HL__SHM_LEASE_UNITS) {
+      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
+      const hl__shm_lease *lease = hl__shm_lease_at(space, at);
+      if (lease && atomic_load(&lease->base.used) & HL__LEASE && !fn(context, at)) return;
+    }
+  }
+}

@@ -1,0 +1,149 @@
+/*
+ * mend.c - cleans up after a dead process.
+ *
+ * Why that is sound. A killed process has executed a prefix of its instructions, and each prefix
+ * leaves the claims in a state that satisfies invariant 1, as they change one at a time. One mender at
+ * a time has the byte MEND + slot, which the kernel frees when it dies itself; and the slot goes to no
+ * new process before `state` is 0. All that a mender does it may do again: what is FREE stays FREE.
+ */
+#include "embedded.h"
+
+#include <limits.h>
+#include <string.h>
+
+/* Partitions that the dead process had locked: their index is made anew. */
+static void parts_break(hl__shm_space *space, uint32_t dead) {
+  for (uint32_t p = 0; p < HL__SHM_PARTS; p++) {
+    hl__a32 *lock = &space->table->part[p].lock;
+    uint32_t word = atomic_load(lock);
+    while (word && (word & ~HL__SHM_CONTENDED) - 1 == dead) {
+      if (!atomic_compare_exchange_strong(lock, &word, (space->me + 1) | HL__SHM_CONTENDED))
+        continue;
+      hl__shm_rebuild(space, p);
+      atomic_store(lock, 0);
+      hl__shm_futex_wake(lock, INT_MAX);
+      break;
+    }
+  }
+}
+
+/* A lease that the dead process was making or unmaking, or that has ended and is still in the way. */
+static void lease_mend(hl__shm_space *space, uint32_t index, uint32_t dead, int64_t deadline) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  uint64_t used = lease ? atomic_load(&lease->base.used) : 0;
+  if (!(used & HL__LEASE)) return;
+  if (atomic_load(&lease->base.end) == 0)
+    hl__shm_lease_unmake(space, index, deadline);
+  else if (used & HL__MAKES && (uint32_t)used == dead) /* it was published */
+    (void)atomic_compare_exchange_strong(&lease->base.used, &used, HL__USED | HL__LEASE);
+  uint64_t busy = (uint64_t)dead + 1;
+  (void)atomic_compare_exchange_strong(&lease->busy, &busy, 0);
+}
+
+/* The units of one chunk. False: the deadline has passed. */
+static bool chunk_mend(hl__shm_space *space, uint32_t chunk, uint32_t dead, int64_t deadline) {
+  const uint32_t word = atomic_load(&space->table->dir[chunk]), owner = word & HL__SHM_UNOWNED;
+  const uint32_t kind = word >> 24, first = chunk * HL__SHM_PER_CHUNK;
+  if (owner != dead && owner != 0) return true;
+  for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
+    const uint32_t at = first + i;
+    hl__shm_node *node = kind == HL__NODES ? hl__shm_node_at(space, at) : NULL;
+    if (node && owner == dead) {
+      if (hl__shm_claim_clear(space, at, deadline, NULL) != HL_OK) return false;
+    } else if (node) { /* set aside for a lease that has not come to be */
+      uint64_t claim = hl__shm_claim(dead, 0, HL__RESERVED);
+      (void)atomic_compare_exchange_strong(&node->claim, &claim, 0);
+    } else if (kind == HL__RECORDS && owner == dead && i % HL__SHM_RECORD_UNITS == 0) {
+      hl__shm_record *record = hl__shm_record_at(space, at);
+      if (record) atomic_store(&record->used, 0);
+    } else if (kind == HL__LEASES && owner == 0 && i % HL__SHM_LEASE_UNITS == 0) {
+      lease_mend(space, at, dead, deadline);
+    }
+  }
+  return true;
+}
+
+static void chunks_free(hl__shm_space *space, uint32_t dead) {
+  const uint32_t chunks = hl__shm_chunks(space);
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    uint32_t word = atomic_load(&space->table->dir[chunk]), kind = word >> 24;
+    if ((word & HL__SHM_UNOWNED) == dead && (kind == HL__NODES || kind == HL__RECORDS))
+      atomic_store(&space->table->dir[chunk], kind << 24 | HL__SHM_UNOWNED);
+  }
+}
+
+/* Wake-ups may have died with their sender. */
+static void all_rescan(hl__shm_space *space) {
+  uint32_t top = atomic_load(&space->table->header.slots_top);
+  for (uint32_t i = 1; i < top && i < HL__SHM_SLOTS; i++) {
+    hl__shm_slot *slot = &space->table->slot[i];
+    if (atomic_load(&slot->state) == 0) continue;
+    atomic_store(&slot->rescan, 1);
+    (void)atomic_fetch_add(&slot->bell, 1);
+    hl__shm_futex_wake(&slot->bell, INT_MAX);
+  }
+}
+
+static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
+  const uint32_t chunks = hl__shm_chunks(space);
+  parts_break(space, dead);
+  if (dead == 0 || dead >= HL__SHM_SLOTS || atomic_load(&space->table->slot[dead].state) == 0)
+    return;
+  for (uint32_t chunk = 1; chunk < chunks; chunk++)
+    if (!chunk_mend(space, chunk, dead, deadline)) return;
+  chunks_free(space, dead);
+  all_rescan(space);
+  (void)atomic_fetch_add(&space->mended, 1);
+  atomic_store(&space->table->slot[dead].state, 0);
+}
+
+HL__UNCHECKED void hl__shm_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
+  const off_t byte = HL__SHM_MEND + (off_t)(dead < HL__SHM_SLOTS ? dead : HL__SHM_SLOTS);
+  if (pthread_mutex_trylock(&space->mending) != 0) return;
+  if (hl__shm_byte_lock(space, byte)) {
+    if (hl__shm_is_dead(space, dead)) slot_mend(space, dead, deadline);
+    hl__shm_byte_unlock(space, byte);
+  }
+  (void)pthread_mutex_unlock(&space->mending);
+}
+
+void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline) {
+  hl__shm_header *header = &space->table->header;
+  const uint64_t now = (uint64_t)hl__shm_now();
+  uint64_t last = atomic_load(&header->swept);
+  if (!force && last <= now && now - last < HL__SHM_POLL_NS / 2) return;
+  if (!atomic_compare_exchange_strong(&header->swept, &last, now) && !force) return;
+  const uint32_t top = atomic_load(&header->slots_top);
+  for (uint32_t i = 1; i < top && i < HL__SHM_SLOTS; i++)
+    if (i != space->me && atomic_load(&space->table->slot[i].state) && hl__shm_is_dead(space, i))
+      hl__shm_mend(space, i, deadline);
+}
+
+/* Of another boot the ends of leases mean nothing: their Unix times count. */
+static void lease_reboot(hl__shm_space *space, hl__shm_lease *lease) {
+  if (atomic_load(&lease->base.end) == 0) return;
+  int64_t left = hl__between_ms(hl__unix_ms(), (int64_t)atomic_load(&lease->end_unix));
+  int64_t end = hl__deadline(hl__shm_boot_ms(space), left);
+  atomic_store(&lease->base.end, end > 0 ? (uint64_t)end : 1);
+}
+
+void hl__shm_reboot(hl__shm_space *space, const uint64_t boot[2]) {
+  hl__shm_table *table = space->table;
+  const uint32_t chunks = hl__shm_chunks(space);
+  for (uint32_t i = 1; i < HL__SHM_SLOTS; i++) atomic_store(&table->slot[i].pid, 0);
+  for (uint32_t p = 0; p < HL__SHM_PARTS; p++) {
+    atomic_store(&table->part[p].lock, space->me + 1);
+    hl__shm_rebuild(space, p);
+    atomic_store(&table->part[p].lock, 0);
+  }
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    if (atomic_load(&table->dir[chunk]) != (uint32_t)HL__LEASES << 24) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i += HL__SHM_LEASE_UNITS) {
+      hl__shm_lease *lease = hl__shm_lease_at(space, chunk * HL__SHM_PER_CHUNK + i);
+      if (lease) lease_reboot(space, lease);
+    }
+  }
+  atomic_store(&table->header.swept, 0);
+  atomic_store(&table->header.boot[1], boot[1]);
+  atomic_store(&table->header.boot[0], boot[0]);
+}

@@ -1,0 +1,396 @@
+/*
+ * partition.c - the index of a partition: rows found by their key, the holders of each and its
+ * queue; who is granted what; and making all of it anew from the claims.
+ *
+ * The index is for speed. What it says is right while no process has the lock (invariant 6), and a
+ * process that dies inside leaves it to hl__shm_rebuild.
+ */
+#include "embedded.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* No list is longer, unless it leads in a circle. */
+#define STEPS_MAX (1u << 22)
+/* Holders that a purge looks at: it must not take long. */
+#define PURGE_MAX 256u
+
+static uint64_t row_key(uint64_t key) { return hl__shm_claim(key, 0, HL__ROW); }
+
+/* ------------------------------------------------------------------ rows */
+
+/* A chunk more of free rows. False: there is no space. */
+static bool rows_add(hl__shm_space *space, uint32_t part) {
+  uint32_t chunk = hl__shm_chunk_get(space, HL__ROWS, part), list = 0;
+  if (!chunk) return false;
+  for (uint32_t i = HL__SHM_PER_CHUNK; i-- > 0;) {
+    uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
+    hl__shm_row *row = hl__shm_row_at(space, at);
+    if (!row) return false;
+    *row = (hl__shm_row){.key = row_key(0), .next = list};
+    list = at;
+  }
+  space->table->part[part].free_row = list;
+  return true;
+}
+
+hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uint32_t *index) {
+  const uint32_t hash = hl__shm_hash(key), number = hl__shm_part_of(hash);
+  hl__shm_part *part = &space->table->part[number];
+  uint32_t *head = &space->table->head[number][hl__shm_head_of(hash)], steps = 0;
+  bool mended = false;
+  for (uint32_t i = *head; i;) {
+    hl__shm_row *row = hl__shm_row_at(space, i);
+    if (!row || ++steps > STEPS_MAX) { /* the chain leads nowhere, or in a circle */
+      (void)atomic_fetch_add(&space->corrupt, 1);
+      if (mended) return NULL;
+      mended = true;
+      hl__shm_rebuild(space, number);
+      steps = 0;
+      i = *head;
+      continue;
+    }
+    if (row->key == row_key(key)) {
+      *index = i;
+      return row;
+    }
+    i = row->next;
+  }
+  if (!make) return NULL;
+  hl__shm_row *row = hl__shm_row_at(space, part->free_row);
+  if (!row && rows_add(space, number)) row = hl__shm_row_at(space, part->free_row);
+  if (!row) return NULL;
+  const uint32_t rest = row->next;
+  *index = part->free_row;
+  *row = (hl__shm_row){.key = row_key(key), .next = *head};
+  part->free_row = rest;
+  *head = *index;
+  return row;
+}
+
+void hl__shm_row_drop(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
+  if (row->holders || row->first) return;
+  const uint32_t hash = hl__shm_hash(hl__shm_key_of(row->key)), number = hl__shm_part_of(hash);
+  uint32_t *link = &space->table->head[number][hl__shm_head_of(hash)];
+  for (uint32_t steps = 0; *link != index; steps++) {
+    hl__shm_row *before = hl__shm_row_at(space, *link);
+    if (!before || steps > STEPS_MAX) {
+      (void)atomic_fetch_add(&space->corrupt, 1);
+      return; /* the next one that follows the chain has it made anew */
+    }
+    link = &before->next;
+  }
+  *link = row->next;
+  row->key = row_key(0);
+  row->next = space->table->part[number].free_row;
+  space->table->part[number].free_row = index;
+}
+
+/* ----------------------------------------------------------------- lists */
+
+void hl__shm_hold_link(hl__shm_space *space, hl__shm_row *row, uint32_t index, unsigned mode) {
+  hl__shm_node *node = hl__shm_node_at(space, index), *first = hl__shm_node_at(space, row->holders);
+  node->prev = 0;
+  node->next = first ? row->holders : 0;
+  if (first) first->prev = index;
+  row->holders = index;
+  row->count[mode]++;
+}
+
+static void hold_unlink(hl__shm_space *space, hl__shm_row *row, uint32_t index, unsigned mode) {
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  hl__shm_node *before = hl__shm_node_at(space, node->prev);
+  hl__shm_node *after = hl__shm_node_at(space, node->next);
+  if (before)
+    before->next = node->next;
+  else if (row->holders == index)
+    row->holders = node->next;
+  if (after) after->prev = node->prev;
+  if (row->count[mode]) row->count[mode]--;
+}
+
+/* Whether a waiter's place is before another's: those that hold the row already come first. */
+static bool is_before(const hl__shm_node *a, const hl__shm_node *b) {
+  const uint32_t converts = a->flags & HL__CONVERTS;
+  if (converts != (b->flags & HL__CONVERTS)) return converts != 0;
+  return a->seq < b->seq;
+}
+
+/* A newcomer is the last, or the last of those that convert; so one of these loops ends at once. */
+void hl__shm_queue_link(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  uint32_t before = row->last, after = 0, steps = 0;
+  hl__shm_node *at;
+  if (node->flags & HL__CONVERTS) {
+    after = row->first;
+    while ((at = hl__shm_node_at(space, after)) && !is_before(node, at) && steps++ < STEPS_MAX)
+      after = at->next;
+    if (at) before = at->prev;
+  } else {
+    while ((at = hl__shm_node_at(space, before)) && is_before(node, at) && steps++ < STEPS_MAX) {
+      after = before;
+      before = at->prev;
+    }
+  }
+  hl__shm_node *a = hl__shm_node_at(space, before), *b = hl__shm_node_at(space, after);
+  node->prev = a ? before : 0;
+  node->next = b ? after : 0;
+  *(a ? &a->next : &row->first) = index;
+  *(b ? &b->prev : &row->last) = index;
+}
+
+static void queue_unlink(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  hl__shm_node *before = hl__shm_node_at(space, node->prev);
+  hl__shm_node *after = hl__shm_node_at(space, node->next);
+  if (before)
+    before->next = node->next;
+  else if (row->first == index)
+    row->first = node->next;
+  if (after)
+    after->prev = node->prev;
+  else if (row->last == index)
+    row->last = node->prev;
+}
+
+/* -------------------------------------------------------------- granting */
+
+void hl__shm_wakes_send(hl__shm_wakes *wakes) {
+  for (uint32_t i = 0; i < wakes->n; i++) hl__shm_futex_wake(wakes->word[i], 1);
+  wakes->n = 0;
+}
+
+static void wakes_add(hl__shm_wakes *wakes, hl__a32 *word) {
+  if (wakes->n == sizeof wakes->word / sizeof *wakes->word) hl__shm_wakes_send(wakes);
+  wakes->word[wakes->n++] = word;
+}
+
+/* Has the bell thread of the node's process go on with it. */
+static void ring(hl__shm_space *space, uint32_t index, hl__shm_node *node, hl__shm_wakes *wakes) {
+  hl__shm_record *record = hl__shm_record_at(space, atomic_load(&node->session));
+  uint32_t number = record ? atomic_load(&record->slot) : HL__SHM_SLOTS;
+  if (number >= HL__SHM_SLOTS) return;
+  hl__shm_slot *slot = &space->table->slot[number];
+  uint32_t top = atomic_load(&slot->rung);
+  do node->rung = top;
+  while (!atomic_compare_exchange_weak(&slot->rung, &top, index));
+  if (top) return;
+  (void)atomic_fetch_add(&slot->bell, 1);
+  wakes_add(wakes, &slot->bell);
+}
+
+/* Looks at each holder: those of the node's own session are not in its way, nor are those of the
+   lease that it exempts. That lease may end while the node waits, so no count could be kept. */
+static bool blocked_by_others(hl__shm_space *space, const hl__shm_row *row,
+                              const hl__shm_node *node, unsigned mode) {
+  const uint32_t session = atomic_load_explicit(&node->session, memory_order_relaxed);
+  uint32_t steps = 0;
+  for (uint32_t i = row->holders; i;) {
+    const hl__shm_node *holder = hl__shm_node_at(space, i);
+    if (!holder || steps++ > STEPS_MAX) return true; /* a damaged file grants nothing */
+    const uint64_t claim = atomic_load(&holder->claim);
+    const bool own = atomic_load_explicit(&holder->session, memory_order_relaxed) == session ||
+                     (holder->flags & HL__LEASED && holder->own == node->own);
+    if (!own && hl__shm_conflicts[mode] >> hl__shm_mode_of(claim) & 1) return true;
+    i = holder->next;
+  }
+  return false;
+}
+
+bool hl__shm_blocked(hl__shm_space *space, const hl__shm_row *row, const hl__shm_node *node,
+                     unsigned mode) {
+  bool blocked = false;
+  for (unsigned other = 0; other < 8; other++) {
+    uint32_t own = node->flags & HL__EXEMPTS ? 0 : (uint32_t)(node->own >> 8 * other) & 0xFF;
+    if (hl__shm_conflicts[mode] >> other & 1 && row->count[other] > own) blocked = true;
+  }
+  return blocked && (!(node->flags & HL__EXEMPTS) || blocked_by_others(space, row, node, mode));
+}
+
+static void become(hl__shm_node *node, uint64_t claim, enum hl__shm_state state) {
+  atomic_store(&node->claim,
+               hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), (unsigned)state));
+}
+
+void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes) {
+  for (uint32_t index; (index = row->first) != 0;) {
+    hl__shm_node *node = hl__shm_node_at(space, index);
+    if (!node) {
+      (void)atomic_fetch_add(&space->corrupt, 1);
+      row->first = row->last = 0;
+      return;
+    }
+    uint64_t claim = atomic_load(&node->claim);
+    const uint64_t key = hl__shm_key_of(claim);
+    const unsigned mode = hl__shm_mode_of(claim);
+    if (hl__shm_state_of(claim) !=
+        HL__WAIT) { /* its owner has given up, and did not get the lock */
+      queue_unlink(space, row, index);
+      if (hl__shm_state_of(claim) == HL__GONE) become(node, claim, HL__LOOSE);
+      continue;
+    }
+    if (hl__shm_blocked(space, row, node, mode)) return;
+    if (!atomic_compare_exchange_strong(&node->claim, &claim, hl__shm_claim(key, mode, HL__HELD)))
+      continue;
+    queue_unlink(space, row, index);
+    hl__shm_hold_link(space, row, index, mode);
+    if (node->flags & HL__RINGS)
+      ring(space, index, node, wakes);
+    else
+      wakes_add(wakes, &node->wake);
+    atomic_store(&node->wake, 1);
+    (void)atomic_fetch_add_explicit(&space->handed, 1, memory_order_relaxed);
+  }
+}
+
+void hl__shm_row_purge(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes) {
+  uint32_t steps = 0;
+  for (uint32_t i = row->holders; i && steps < PURGE_MAX; steps++) {
+    hl__shm_node *node = hl__shm_node_at(space, i);
+    if (!node) return;
+    const uint32_t next = node->next;
+    const uint64_t claim = atomic_load(&node->claim);
+    if (hl__shm_state_of(claim) == HL__LEFT) {
+      hold_unlink(space, row, i, hl__shm_mode_of(claim));
+      become(node, claim, HL__LOOSE);
+    }
+    i = next;
+  }
+  hl__shm_grant(space, row, wakes);
+}
+
+void hl__shm_claim_end(hl__shm_space *space, uint32_t index, hl__shm_wakes *wakes) {
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  const uint64_t claim = atomic_load(&node->claim);
+  const unsigned state = hl__shm_state_of(claim), mode = hl__shm_mode_of(claim);
+  const uint32_t at = node->row;
+  hl__shm_row *row = hl__shm_row_at(space, at);
+  /* The word first: what was held is free before somebody else is granted it. */
+  atomic_store_explicit(&node->claim, 0, memory_order_release);
+  if (state == HL__FREE || state == HL__LOOSE || state == HL__RESERVED) return;
+  if (!row || row->key != row_key(hl__shm_key_of(claim))) {
+    (void)atomic_fetch_add(&space->corrupt, 1);
+    hl__shm_rebuild(space, hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim))));
+    return;
+  }
+  if (state == HL__HELD || state == HL__LEFT)
+    hold_unlink(space, row, index, mode);
+  else
+    queue_unlink(space, row, index);
+  if (row->first) hl__shm_grant(space, row, wakes);
+  hl__shm_row_drop(space, row, at);
+}
+
+int hl__shm_claim_clear(hl__shm_space *space, uint32_t index, int64_t deadline, hl_error *error) {
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  const uint64_t claim = node ? atomic_load(&node->claim) : 0;
+  hl__shm_wakes wakes = {0};
+  if (hl__shm_state_of(claim) == HL__FREE) return HL_OK;
+  /* The key of a claim that is not FREE stays; its state may change until we have the lock. */
+  const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim)));
+  int status = hl__shm_part_lock(space, part, deadline, error);
+  if (status) return status;
+  hl__shm_claim_end(space, index, &wakes);
+  hl__shm_part_unlock(space, part);
+  hl__shm_wakes_send(&wakes);
+  return HL_OK;
+}
+
+/* ------------------------------------------------------------- rebuilding */
+
+static void rows_clear(hl__shm_space *space, uint32_t part) {
+  hl__shm_table *table = space->table;
+  memset(table->head[part], 0, sizeof table->head[part]);
+  table->part[part].free_row = 0;
+  for (uint32_t chunk = hl__shm_chunks(space); chunk-- > 1;) {
+    if (atomic_load(&table->dir[chunk]) != ((uint32_t)HL__ROWS << 24 | part)) continue;
+    for (uint32_t i = HL__SHM_PER_CHUNK; i-- > 0;) {
+      uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
+      hl__shm_row *row = hl__shm_row_at(space, at);
+      if (!row) break;
+      *row = (hl__shm_row){.key = row_key(0), .next = table->part[part].free_row};
+      table->part[part].free_row = at;
+    }
+  }
+}
+
+/* What waits in the partition. */
+typedef struct waiter {
+  uint64_t seq;
+  uint32_t converts, index;
+} waiter;
+
+typedef struct waiters {
+  waiter *all;
+  size_t n, capacity;
+} waiters;
+
+static int waiter_compare(const void *a, const void *b) {
+  const waiter *x = a, *y = b;
+  if (x->converts != y->converts) return x->converts ? -1 : 1;
+  return x->seq < y->seq ? -1 : x->seq > y->seq;
+}
+
+static bool waiters_add(waiters *them, uint32_t index, const hl__shm_node *node) {
+  if (them->n == them->capacity) {
+    size_t capacity = them->capacity ? 2 * them->capacity : 64;
+    waiter *more = realloc(them->all, capacity * sizeof *more);
+    if (!more) return false;
+    them->all = more;
+    them->capacity = capacity;
+  }
+  them->all[them->n++] = (waiter){node->seq, node->flags & HL__CONVERTS, index};
+  return true;
+}
+
+/* Enters one claim, if it is of the partition. Changes no claim but GONE and LEFT to LOOSE. */
+static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, waiters *them) {
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  const uint64_t claim = node ? atomic_load(&node->claim) : 0, key = hl__shm_key_of(claim);
+  const unsigned state = hl__shm_state_of(claim);
+  if (state < HL__WAIT || state > HL__LEFT || hl__shm_part_of(hl__shm_hash(key)) != part) return;
+  if (state == HL__GONE || state == HL__LEFT) {
+    become(node, claim, HL__LOOSE);
+    return;
+  }
+  hl__shm_row *row = hl__shm_row_find(space, key, true, &node->row);
+  if (!row) return; /* only in a file that was damaged: each claim has had a row */
+  if (state == HL__HELD)
+    hl__shm_hold_link(space, row, index, hl__shm_mode_of(claim));
+  else if (!waiters_add(them, index, node))
+    hl__shm_queue_link(space, row, index); /* slowly, without memory */
+}
+
+/* Before the last step it changes nothing that counts; so it can be killed anywhere, and begun again.
+   It needs no space in the file. */
+void hl__shm_rebuild(hl__shm_space *space, uint32_t part) {
+  static _Thread_local bool inside;
+  waiters them = {0};
+  hl__shm_wakes wakes = {0};
+  if (inside) return;
+  inside = true;
+  (void)atomic_fetch_add(&space->rebuilds, 1);
+  (void)atomic_fetch_add(&space->table->part[part].rebuilds, 1);
+  rows_clear(space, part);
+  const uint32_t chunks = hl__shm_chunks(space);
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    if (atomic_load(&space->table->dir[chunk]) >> 24 != HL__NODES) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++)
+      claim_enter(space, part, chunk * HL__SHM_PER_CHUNK + i, &them);
+  }
+  if (them.n) qsort(them.all, them.n, sizeof *them.all, waiter_compare);
+  for (size_t i = 0; i < them.n; i++) {
+    hl__shm_node *node = hl__shm_node_at(space, them.all[i].index);
+    hl__shm_row *row = hl__shm_row_at(space, node->row);
+    if (row) hl__shm_queue_link(space, row, them.all[i].index);
+  }
+  for (size_t i = 0; i < them.n; i++) { /* the dead process may have been about to grant them */
+    hl__shm_node *node = hl__shm_node_at(space, them.all[i].index);
+    hl__shm_row *row = hl__shm_row_at(space, node->row);
+    if (row && hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT)
+      hl__shm_grant(space, row, &wakes);
+  }
+  hl__shm_wakes_send(&wakes);
+  free(them.all);
+  inside = false;
+}

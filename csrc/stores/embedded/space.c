@@ -1,0 +1,179 @@
+/*
+ * space.c - one name of a lock directory as this process uses it, and the registry by which all stores
+ * of the process share it: one mapping, one slot, one thread that watches.
+ */
+#include "embedded.h"
+#include "machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* How long an opener waits for another that opens the directory at this moment. */
+#define OPEN_NS 2000000000
+#define SWEEP_NS 1000000000
+
+/* All spaces of the process. Those of another generation are a parent's: they stay in the list
+   untouched, so that their memory is not a leak. */
+static hl__shm_space *spaces HL__GUARDED_BY(hl__shm_registry);
+
+/* Guards the list. Not a pthread mutex, because a child may be born while a thread of its parent's holds
+   it: the holder's generation + 1, 0 when free, so that a child recognises a holder who does not exist
+   in it. */
+static atomic_uint registry_holder;
+
+static void pause_for(long ns) {
+  const struct timespec moment = {.tv_nsec = ns};
+  (void)nanosleep(&moment, NULL);
+}
+
+static void registry_lock(void) HL__ACQUIRES(hl__shm_registry) HL__UNCHECKED {
+  unsigned self = hl__fork_generation() + 1;
+  for (;;) {
+    unsigned holder = atomic_load(&registry_holder);
+    if (holder != self && atomic_compare_exchange_weak(&registry_holder, &holder, self)) return;
+    pause_for(100000); /* held while a directory is opened, at most */
+  }
+}
+
+static void registry_unlock(void) HL__RELEASES(hl__shm_registry) HL__UNCHECKED {
+  atomic_store(&registry_holder, 0u);
+}
+
+/* Unchecked, as space_new: nobody else has the space. */
+HL__UNCHECKED static void space_free(hl__shm_space *space) {
+  hl__shm_watch_free(space);
+  if (space->table && space->me && !hl__shm_look(space))
+    hl__shm_slot_leave(space, hl__shm_stock_leave(space));
+  if (space->table) (void)munmap(space->table, HL__SHM_MAPPED);
+  if (atomic_load(&space->gone) != HL__SHM_CLOSED) hl__file_close(space->fd);
+  hl__file_directory_close(&space->directory);
+  (void)pthread_mutex_destroy(&space->mutex);
+  (void)pthread_mutex_destroy(&space->mending);
+  free(space->late);
+  free(space->name);
+  free(space);
+}
+
+/* The first process of a boot finds nothing alive. The lock on INIT makes it the first. */
+static int slot_begin(hl__shm_space *space, const hl_store_config *config, hl_error *error) {
+  uint64_t boot[2];
+  space->shift_ms = hl__machine_boot(boot) / 1000000;
+  const int64_t deadline = hl__shm_now() + OPEN_NS;
+  while (!hl__shm_byte_lock(space, HL__SHM_INIT)) {
+    if (hl__shm_now() > deadline)
+      return hl__error(error, HL_ESTORE,
+                       "another process keeps the lock directory %s for itself: it may be stopped",
+                       space->directory.path);
+    pause_for(500000);
+  }
+  /* Before it has a slot: nothing of before is this process', then. */
+  const hl__shm_header *header = &space->table->header;
+  if (boot[0] &&
+      (atomic_load(&header->boot[0]) != boot[0] || atomic_load(&header->boot[1]) != boot[1]))
+    hl__shm_reboot(space, boot);
+  int status = hl__shm_slot_take(space, config->host, error);
+  if (status) { /* those of the dead become free */
+    hl__shm_sweep(space, true, hl__shm_now() + SWEEP_NS);
+    status = hl__shm_slot_take(space, config->host, error);
+  }
+  hl__shm_byte_unlock(space, HL__SHM_INIT);
+  if (status == HL_OK) hl__shm_sweep(space, true, hl__shm_now() + SWEEP_NS);
+  return status;
+}
+
+/* Takes over the directory and the name, whatever becomes of them. */
+HL__UNCHECKED static int space_new(hl__file_directory *directory, char *name,
+                                   const hl_store_config *config, hl__shm_space **result,
+                                   hl_error *error) {
+  hl__shm_space *space = calloc(1, sizeof *space);
+  if (!space) {
+    hl__file_directory_close(directory);
+    free(name);
+    return hl__error_memory(error);
+  }
+  space->references = 1;
+  space->generation = hl__fork_generation();
+  space->fd = -1;
+  space->directory = *directory;
+  space->name = name;
+  space->mend = hl__shm_mend;
+  (void)pthread_mutex_init(&space->mutex, NULL);
+  (void)pthread_mutex_init(&space->mending, NULL);
+  int status = hl__shm_map(space, config->layout, error);
+  if (status == HL_OK) status = slot_begin(space, config, error);
+  if (status == HL_OK) status = hl__shm_watch_new(space, error);
+  if (status) {
+    space_free(space);
+    return status;
+  }
+  hl__file_sweep(&space->directory, HL__FILE_TEMPORARY);
+  *result = space;
+  return HL_OK;
+}
+
+/* The process' own space of that name, with a reference for the caller. */
+static hl__shm_space *space_find(const char *name) HL__REQUIRES(hl__shm_registry) {
+  for (hl__shm_space *space = spaces; space; space = space->next) {
+    if (space->generation != hl__fork_generation() || space->references == 0 ||
+        strcmp(space->name, name) != 0 || hl__shm_look(space))
+      continue;
+    space->references++;
+    return space;
+  }
+  return NULL;
+}
+
+int hl__shm_space_open(const hl_store_config *config, const char *path, hl_layout **layout,
+                       hl__shm_space **result, hl_error *error) {
+  hl__file_directory directory;
+  *result = NULL;
+  int status = hl__file_directory_open(path, &directory, error);
+  if (status) return status;
+  char *name = hl__file_path(path, HL__SHM_FILE);
+  if (!name) {
+    hl__file_directory_close(&directory);
+    return hl__error_memory(error);
+  }
+  registry_lock();
+  hl__shm_space *space = space_find(name);
+  if (space) {
+    hl__file_directory_close(&directory);
+    free(name);
+  } else {
+    status = space_new(&directory, name, config, &space, error);
+    if (status == HL_OK) {
+      space->next = spaces;
+      spaces = space;
+    }
+  }
+  registry_unlock();
+  if (status == HL_OK) status = hl__shm_agree(space, config->layout, layout, error);
+  if (status) {
+    hl__shm_space_unref(space);
+    return status;
+  }
+  *result = space;
+  return HL_OK;
+}
+
+void hl__shm_space_ref(hl__shm_space *space) {
+  registry_lock();
+  space->references++;
+  registry_unlock();
+}
+
+void hl__shm_space_unref(hl__shm_space *space) {
+  if (!space) return;
+  registry_lock();
+  bool last = --space->references == 0;
+  if (last) {
+    hl__shm_space **link = &spaces;
+    while (*link != space) link = &(*link)->next;
+    *link = space->next;
+  }
+  registry_unlock();
+  if (last) space_free(space);
+}

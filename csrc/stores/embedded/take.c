@@ -1,0 +1,420 @@
+/*
+ * take.c - sessions: rows taken in order, all or none, awaited, and given back.
+ *
+ * A session may have several claims of one row in different modes: an upgrade takes the row once more,
+ * a downgrade gives that claim back. Each step leaves a legal state.
+ */
+#include "embedded.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* How long a try waits for a partition's lock, and a release; how long a wait that has ended does. */
+#define TRY_NS 1000000
+#define RELEASE_NS 2000000
+#define UNLINK_NS 200000
+/* A sleeper looks again this often at leases in its way, and for circles. */
+#define AGAIN_NS 500000000
+/* Leases in the way of one try whose time is up. */
+#define OVER_MAX 64
+
+/* A take under way. */
+typedef struct taking {
+  hl__shm_session *session;
+  const hl_request *request;
+  uint64_t exempt;
+  uint32_t before; /* what the session had */
+  int64_t deadline;
+} taking;
+
+/* -------------------------------------------------------------- sessions */
+
+int hl__shm_begin(hl__shm_space *space, hl__shm_session **result, hl_error *error) {
+  *result = NULL;
+  int status = hl__shm_check(space, true, error);
+  if (status) return status;
+  hl__shm_session *session = calloc(1, sizeof *session);
+  if (!session) return hl__error_memory(error);
+  session->space = space;
+  session->record = hl__shm_record_get(space);
+  if (!session->record) {
+    free(session);
+    return hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
+                     space->directory.path);
+  }
+  hl__shm_space_ref(space);
+  *result = session;
+  return HL_OK;
+}
+
+void hl__shm_forget(hl__shm_session *session) {
+  free(session->held);
+  free(session);
+}
+
+void hl__shm_end(hl__shm_session *session) {
+  hl__shm_space *space = session->space;
+  hl__shm_give_back(session, 0);
+  if (!atomic_load(&space->gone)) {
+    hl__shm_cache_drop(session);
+    if (session->agent) hl__shm_agent_put(space, session->agent);
+    hl__shm_record_put(space, session->record);
+  }
+  hl__shm_forget(session);
+  hl__shm_space_unref(space);
+}
+
+void hl__shm_tell(hl__shm_session *session, const hl_request *request, const char *application) {
+  hl__shm_record *record = hl__shm_record_at(session->space, session->record);
+  if (!record) return;
+  hl__shm_note *note = &record->note;
+  (void)atomic_fetch_add(&note->turn, 1);
+  atomic_store(&note->mode, (uint32_t)request->mode);
+  atomic_store(&note->since_ms, (uint64_t)hl__unix_ms());
+  hl__shm_text_set(note->application, sizeof note->application / 8, application,
+                   strlen(application));
+  hl__shm_text_set(note->label, sizeof note->label / 8, request->label, request->label_size);
+  hl__shm_text_set(note->path, sizeof note->path / 8, request->path, strlen(request->path));
+  (void)atomic_fetch_add(&note->turn, 1);
+}
+
+/* The session's record names its agent's, for circles. */
+static bool agent_set(hl__shm_session *session, uint64_t number) {
+  if (session->agent ? session->agent->number == number : number == 0) return true;
+  hl__shm_agent *agent = number ? hl__shm_agent_get(session->space, number) : NULL;
+  if (number && !agent) return false;
+  hl__shm_record *record = hl__shm_record_at(session->space, session->record);
+  atomic_store(&record->agent, agent ? agent->record : session->record);
+  if (session->agent) hl__shm_agent_put(session->space, session->agent);
+  session->agent = agent;
+  return true;
+}
+
+int hl__shm_session_check(hl__shm_session *session, hl_error *error) {
+  int status = hl__shm_check(session->space, true, error);
+  if (status) return status;
+  for (uint32_t k = 0; k < session->n; k++) {
+    const hl__shm_node *node = hl__shm_node_at(session->space, session->held[k].node);
+    if (!node || atomic_load(&node->claim) != session->held[k].claim)
+      return hl__error(error, HL_ECONNECTION, "the table of locks in %s was overwritten",
+                       session->space->directory.path);
+  }
+  return HL_OK;
+}
+
+/* ---------------------------------------------------------------- tokens */
+
+/* A counter of 56 bits above 8 zero bits, as the other stores'. */
+#define TOKEN_LOW_BITS 8
+
+uint64_t hl__shm_token(hl__shm_space *space) {
+  hl__a64 *tokens = &space->table->header.tokens;
+  return (atomic_fetch_add_explicit(tokens, 1, memory_order_relaxed) + 1) << TOKEN_LOW_BITS;
+}
+
+void hl__shm_token_raise(hl__shm_space *space, uint64_t token) {
+  const uint64_t least = token >> TOKEN_LOW_BITS;
+  uint64_t last = atomic_load(&space->table->header.tokens);
+  while (last < least &&
+         !atomic_compare_exchange_weak(&space->table->header.tokens, &last, least)) {}
+}
+
+/* -------------------------------------------------------------- giving back */
+
+static bool held_reserve(hl__shm_session *session, size_t n) {
+  size_t need = session->n + n;
+  if (need <= session->capacity) return true;
+  size_t capacity = need < 2 * (size_t)session->capacity ? 2 * (size_t)session->capacity : need;
+  if (capacity > UINT32_MAX) return false;
+  /* Not realloc: a child that is born meanwhile frees what it finds here. */
+  hl__shm_held *grown = malloc(capacity * sizeof *grown), *before = session->held;
+  if (!grown) return false;
+  if (before) memcpy(grown, before, session->n * sizeof *grown);
+  session->held = grown;
+  session->capacity = (uint32_t)capacity;
+  free(before);
+  return true;
+}
+
+static void claim_give_back(hl__shm_session *session, const hl__shm_held *held) {
+  hl__shm_space *space = session->space;
+  const uint32_t part = hl__shm_part_of(held->hash);
+  hl__shm_node *node = hl__shm_node_at(space, held->node);
+  hl__shm_wakes wakes = {0};
+  if (!node) return;
+  if (__builtin_expect(!hl__shm_part_try(space, part), 0) &&
+      hl__shm_part_wait(space, part, hl__shm_now() + RELEASE_NS, NULL) != HL_OK) {
+    /* A process was stopped inside. Others see that the row is free once they get in. */
+    uint64_t claim = held->claim;
+    const uint64_t left = hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), HL__LEFT);
+    if (!atomic_compare_exchange_strong(&node->claim, &claim, left)) return;
+    hl__shm_late_add(space, held->node);
+    hl__shm_watch_kick(space);
+    return;
+  }
+  if (__builtin_expect(atomic_load_explicit(&node->claim, memory_order_relaxed) != held->claim,
+                       0)) {
+    (void)atomic_fetch_add(&space->corrupt, 1); /* it was overwritten, and is not ours any more */
+    hl__shm_part_unlock(space, part);
+    return;
+  }
+  hl__shm_claim_end(space, held->node, &wakes);
+  hl__shm_part_unlock(space, part);
+  if (__builtin_expect(wakes.n != 0, 0)) hl__shm_wakes_send(&wakes);
+  hl__shm_node_put(session, held->node);
+}
+
+void hl__shm_give_back(hl__shm_session *session, uint32_t keep) {
+  const bool usable = hl__shm_check(session->space, false, NULL) == HL_OK;
+  while (session->n > keep) {
+    session->n--;
+    if (usable) claim_give_back(session, &session->held[session->n]);
+  }
+}
+
+bool hl__shm_give_back_row(hl__shm_session *session, const hl_row *row) {
+  const uint64_t claim =
+      hl__shm_claim(hl__shm_key((uint32_t)row->bucket, row->level), row->mode, HL__HELD);
+  for (uint32_t k = session->n; k-- > 0;) {
+    const hl__shm_held held = session->held[k];
+    if (held.claim != claim) continue;
+    session->n--;
+    memmove(&session->held[k], &session->held[k + 1], (session->n - k) * sizeof held);
+    if (hl__shm_check(session->space, false, NULL) == HL_OK) claim_give_back(session, &held);
+    return true;
+  }
+  return false;
+}
+
+/* ---------------------------------------------------------------- waiting */
+
+static void held_note(hl__shm_session *session, uint32_t index, uint64_t claim) {
+  session->held[session->n++] = (hl__shm_held){index, hl__shm_hash(hl__shm_key_of(claim)), claim};
+}
+
+/* Which node the agent blocks for; 0: none. */
+static void waits_publish(hl__shm_session *session, uint32_t index) {
+  hl__shm_record *own = hl__shm_record_at(session->space, session->record);
+  hl__shm_record *agent = own ? hl__shm_record_at(session->space, atomic_load(&own->agent)) : NULL;
+  if (agent) atomic_store(&agent->waits, index);
+}
+
+/* Ends a wait. True: it was granted just now after all. The word first, so that no process grants it
+   any more; then, if the partition can be had, the rest. */
+static bool wait_end(hl__shm_session *session, uint32_t index) {
+  hl__shm_space *space = session->space;
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  uint64_t claim = atomic_load(&node->claim);
+  const uint64_t gone = hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), HL__GONE);
+  if (hl__shm_state_of(claim) == HL__WAIT &&
+      !atomic_compare_exchange_strong(&node->claim, &claim, gone)) {}
+  if (hl__shm_state_of(claim) == HL__HELD) return true;
+  if (hl__shm_claim_clear(space, index, hl__shm_now() + UNLINK_NS, NULL) == HL_OK) {
+    hl__shm_node_put(session, index);
+  } else {
+    hl__shm_late_add(space, index);
+    hl__shm_watch_kick(space);
+  }
+  return false;
+}
+
+/* Until when the sleeper sleeps. */
+static int64_t sleep_until(const taking *self, int64_t lease_ms) {
+  int64_t until = hl__shm_now() + AGAIN_NS;
+  if (lease_ms != INT64_MAX) {
+    int64_t left = lease_ms - hl__shm_boot_ms(self->session->space);
+    if (left < AGAIN_NS / 1000000)
+      until = hl__shm_now() + (left > 0 ? left : 0) * 1000000 + 1000000;
+  }
+  /* A waiter's time is up behind its deadline, not at it. */
+  return until <= self->deadline ? until : self->deadline + 1;
+}
+
+/* Sleeps until the node is granted; HL_OK also where another status was about to come. */
+static int granted_await(const taking *self, uint32_t index, uint64_t key, hl_error *error) {
+  hl__shm_session *session = self->session;
+  hl__shm_space *space = session->space;
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  int64_t circles = 0;
+  for (;;) {
+    int64_t lease_ms;
+    const int64_t now = hl__shm_now();
+    if (self->request->blocks && self->request->agent && now >= circles) {
+      int status = hl__shm_circle(space, index, error);
+      if (status) return status;
+      circles = now + AGAIN_NS;
+    }
+    do lease_ms = hl__shm_leases_look(space, key, self->deadline);
+    while (lease_ms == 0 && hl__shm_now() < self->deadline);
+    if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
+    if (atomic_load(&session->cancelled))
+      return hl__error(error, HL_CANCELLED, "the wait was cancelled");
+    if (hl__shm_now() > self->deadline)
+      return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
+    hl__shm_futex_wait(&node->wake, 0, sleep_until(self, lease_ms));
+    if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
+    if (atomic_load(&space->gone)) return hl__shm_gone_error(space, error);
+    /* Only we do so: a grant changes the claim first. */
+    atomic_store(&node->wake, 0);
+    if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
+  }
+}
+
+static int row_wait(const taking *self, uint32_t index, const hl_row *row, hl_error *error) {
+  hl__shm_session *session = self->session;
+  const uint64_t held =
+      hl__shm_claim(hl__shm_key((uint32_t)row->bucket, row->level), row->mode, HL__HELD);
+  int status = hl__shm_watch_enter(session, error);
+  if (status == HL_OK) {
+    status = granted_await(self, index, hl__shm_key_of(held), error);
+    hl__shm_watch_leave(session);
+  }
+  atomic_store(&session->waits, 0);
+  if (atomic_load(&session->space->gone))
+    return status ? status : hl__shm_gone_error(session->space, error);
+  if (self->request->blocks) waits_publish(session, 0);
+  const hl__shm_node *node = hl__shm_node_at(session->space, index);
+  const uint64_t claim = atomic_load(&node->claim);
+  if (status == HL_OK && claim != held)
+    status = hl__error(error, HL_ESTORE, "the table of locks in %s was overwritten",
+                       session->space->directory.path);
+  if (status && !wait_end(session, index)) return status;
+  held_note(session, index, held);
+  /* Granted in the last moment: that is no time-out, but it was cancelled. */
+  return status == HL_TIMEOUT ? HL_OK : status;
+}
+
+/* ----------------------------------------------------------------- taking */
+
+/* How many claims of the row the session has, by mode. */
+static uint64_t own_counts(const taking *self, uint64_t key) {
+  uint64_t own = 0;
+  for (uint32_t k = 0; k < self->before; k++)
+    if (hl__shm_key_of(self->session->held[k].claim) == key)
+      own += UINT64_C(1) << 8 * hl__shm_mode_of(self->session->held[k].claim);
+  return own;
+}
+
+/* Behind those that wait already, unless nothing but these is in the way of a session that has the row.
+   The partition is locked. */
+static bool must_wait(hl__shm_space *space, hl__shm_row *row, const hl__shm_node *node,
+                      unsigned mode, hl__shm_wakes *wakes) {
+  if (hl__shm_blocked(space, row, node, mode) || row->first) hl__shm_row_purge(space, row, wakes);
+  if (hl__shm_blocked(space, row, node, mode)) return true;
+  const hl__shm_node *first = hl__shm_node_at(space, row->first);
+  return first && !(node->flags & HL__CONVERTS && !(first->flags & HL__CONVERTS));
+}
+
+/* Enters a claim of the row. HL_OK: it is held; HL__UNFREE: it is not free, and if *waits, the node
+   is in the queue; else as hl__shm_take. */
+static int row_enter(const taking *self, const hl_row *want, uint32_t *waits, hl_error *error) {
+  hl__shm_session *session = self->session;
+  hl__shm_space *space = session->space;
+  const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);
+  const uint64_t own = self->before ? own_counts(self, key) : 0;
+  const uint32_t part = hl__shm_part_of(hl__shm_hash(key)), index = hl__shm_node_get(session);
+  const bool try_once = self->request->try_once;
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  hl__shm_wakes wakes = {0};
+  if (!node) goto full;
+  node->own = self->exempt ? self->exempt : own;
+  node->flags = (own || self->exempt ? HL__CONVERTS : 0u) | (self->exempt ? HL__EXEMPTS : 0u);
+  atomic_store_explicit(&node->session, session->record, memory_order_relaxed);
+  atomic_store_explicit(&node->note, session->record, memory_order_relaxed);
+  int status = hl__shm_part_try(space, part)
+                   ? HL_OK
+                   : hl__shm_part_wait(space, part,
+                                       try_once ? hl__shm_now() + TRY_NS : self->deadline, error);
+  if (status) {
+    hl__shm_node_put(session, index);
+    return status;
+  }
+  hl__shm_row *row = hl__shm_row_find(space, key, true, &node->row);
+  if (!row) {
+    hl__shm_part_unlock(space, part);
+    hl__shm_node_put(session, index);
+    goto full;
+  }
+  if (!must_wait(space, row, node, want->mode, &wakes)) {
+    const uint64_t claim = hl__shm_claim(key, want->mode, HL__HELD);
+    hl__shm_hold_link(space, row, index, want->mode);
+    atomic_store_explicit(&node->claim, claim, memory_order_release); /* now it counts */
+    hl__shm_part_unlock(space, part);
+    held_note(session, index, claim);
+    if (__builtin_expect(wakes.n != 0, 0)) hl__shm_wakes_send(&wakes);
+    return HL_OK;
+  }
+  if (!try_once) {
+    node->seq = atomic_fetch_add(&space->table->header.seq, 1);
+    atomic_store(&node->wake, 0);
+    hl__shm_queue_link(space, row, index);
+    atomic_store(&session->waits, index);
+    if (self->request->blocks) waits_publish(session, index);
+    atomic_store(&node->claim, hl__shm_claim(key, want->mode, HL__WAIT));
+    *waits = index;
+    (void)atomic_fetch_add_explicit(&space->waits, 1, memory_order_relaxed);
+  } else {
+    hl__shm_row_drop(space, row, node->row);
+  }
+  hl__shm_part_unlock(space, part);
+  hl__shm_wakes_send(&wakes);
+  if (try_once) hl__shm_node_put(session, index);
+  return HL__UNFREE;
+full:
+  return hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
+                   space->directory.path);
+}
+
+/* A try that failed, once nothing is in its way that has ended: the dead, and leases. */
+static int row_retry(const taking *self, const hl_row *want, hl_error *error) {
+  hl__shm_space *space = self->session->space;
+  const uint64_t mended = atomic_load(&space->mended),
+                 key = hl__shm_key((uint32_t)want->bucket, want->level);
+  int ended = 0;
+  uint32_t waits;
+  hl__shm_sweep(space, true, hl__shm_now() + HL__SHM_POLL_NS);
+  while (ended < OVER_MAX && hl__shm_leases_look(space, key, hl__shm_now() + TRY_NS) == 0) ended++;
+  int status = HL__UNFREE;
+  if (ended || mended != atomic_load(&space->mended)) status = row_enter(self, want, &waits, error);
+  if (status != HL__UNFREE) return status;
+  return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
+}
+
+static int row_take(const taking *self, const hl_row *want, hl_error *error) {
+  uint32_t waits = 0;
+  int status = row_enter(self, want, &waits, error);
+  if (__builtin_expect(status == HL__UNFREE, 0))
+    status = waits ? row_wait(self, waits, want, error) : row_retry(self, want, error);
+  if (__builtin_expect(status != HL_OK, 0) && error) {
+    error->level = want->level;
+    error->bucket = (uint32_t)want->bucket;
+  }
+  return status;
+}
+
+int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t exempt,
+                 hl_error *error) {
+  hl__shm_space *space = session->space;
+  const taking self = {session, request, exempt, session->n, hl__shm_ns(request->deadline)};
+  int status = hl__shm_check(space, false, error);
+  if (status) return status;
+  if (__builtin_expect(atomic_load_explicit(&space->late_count, memory_order_relaxed) != 0, 0))
+    hl__shm_late_do(space);
+  if (!held_reserve(session, request->n) || !agent_set(session, request->agent))
+    return hl__error_memory(error);
+  for (size_t i = 0; i < request->n && status == HL_OK; i++)
+    status = row_take(&self, &request->rows[i], error);
+  if (status) hl__shm_give_back(session, self.before);
+  atomic_store_explicit(&session->cancelled, false, memory_order_relaxed);
+  return status;
+}
+
+void hl__shm_cancel(hl__shm_session *session) {
+  atomic_store(&session->cancelled, true);
+  hl__shm_space *space = session->space;
+  if (hl__shm_check(space, false, NULL) != HL_OK) return;
+  hl__shm_node *node = hl__shm_node_at(space, atomic_load(&session->waits));
+  if (!node) return;
+  atomic_store(&node->wake, 1);
+  hl__shm_futex_wake(&node->wake, 1);
+}

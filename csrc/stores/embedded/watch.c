@@ -1,0 +1,233 @@
+/*
+ * watch.c - the thread of a process that watches while one of its threads sleeps for a row, or
+ * something was given back late. Else it sleeps itself, and nothing wakes it.
+ *
+ * It sees a death by a pidfd, for each process of the table whose pid is visible here; if one is not,
+ * it looks every 5 ms. After a death it mends. Every 100 ms it looks at the directory, and for sleepers
+ * that were granted but not woken, as the process that granted them was killed or stopped in between.
+ */
+#include "embedded.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define POLL_MS ((int)(HL__SHM_POLL_NS / 1000000))
+#define LOOK_MS 100
+/* Processes beyond this are looked at every 5 ms: descriptors are scarce. */
+#define WATCHED_MAX 128u
+#define MEND_NS 100000000
+
+typedef struct hl__shm_watch {
+  pthread_t thread;
+  int event; /* an eventfd; constant */
+  bool started HL__GUARDED_BY(hl__shm_space_mutex);
+  bool closing HL__GUARDED_BY(hl__shm_space_mutex);
+  bool asleep HL__GUARDED_BY(hl__shm_space_mutex); /* only `event` wakes it */
+  hl__shm_session *sleepers HL__GUARDED_BY(hl__shm_space_mutex);
+  /* The thread's own. */
+  bool blind; /* some process cannot be watched */
+  hl__a32 opened;
+  int64_t looked; /* when it looked at the sleepers last */
+  unsigned n;
+  uint32_t slot[WATCHED_MAX];
+  struct pollfd fds[WATCHED_MAX + 1]; /* the last: event */
+} hl__shm_watch;
+
+HL__UNCHECKED int hl__shm_watch_new(hl__shm_space *space, hl_error *error) {
+  hl__shm_watch *watch = calloc(1, sizeof *watch);
+  if (!watch) return hl__error_memory(error);
+  hl__fork_forbid();
+  watch->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  bool watched = watch->event >= 0 && hl__fork_watch(watch->event);
+  if (watch->event >= 0 && !watched) (void)close(watch->event);
+  hl__fork_allow();
+  if (!watched) {
+    free(watch);
+    return hl__error_errno(error, HL_ESTORE, "no descriptor is left for an eventfd");
+  }
+  space->watch = watch;
+  return HL_OK;
+}
+
+static void kick(const hl__shm_watch *watch) {
+  const uint64_t one = 1;
+  (void)!write(watch->event, &one, sizeof one);
+}
+
+/* -------------------------------------------------------------- the thread */
+
+static void watched_close(hl__shm_watch *watch) {
+  while (watch->n > 0) hl__fork_close(watch->fds[--watch->n].fd);
+}
+
+/* A descriptor of the process that has the slot. -1: it cannot be seen, or there is none left. */
+static int process_open(hl__shm_space *space, const hl__shm_slot *slot) {
+  if (space->namespace == 0 || atomic_load(&slot->namespace) != space->namespace) return -1;
+  hl__fork_forbid();
+  int fd = (int)syscall(SYS_pidfd_open, (pid_t)atomic_load(&slot->pid), 0);
+  if (fd >= 0 && !hl__fork_watch(fd)) {
+    (void)close(fd);
+    fd = -1;
+  }
+  hl__fork_allow();
+  return fd;
+}
+
+/* Watches all that have a slot now. One that has ended meanwhile, so that the pid may be another's: the
+   sweep behind this finds it dead, or its slot is another's, and `opened` has changed. */
+static void watched_open(hl__shm_space *space) {
+  hl__shm_watch *watch = space->watch;
+  watched_close(watch);
+  atomic_store(&watch->opened, atomic_load(&space->table->header.opened));
+  watch->blind = false;
+  const uint32_t top = atomic_load(&space->table->header.slots_top);
+  for (uint32_t i = 1; i < top && i < HL__SHM_SLOTS; i++) {
+    const hl__shm_slot *slot = &space->table->slot[i];
+    if (i == space->me || atomic_load(&slot->state) == 0) continue;
+    int fd = watch->n < WATCHED_MAX ? process_open(space, slot) : -1;
+    if (fd < 0) {
+      watch->blind = true;
+      continue;
+    }
+    watch->slot[watch->n] = i;
+    watch->fds[watch->n++] = (struct pollfd){.fd = fd, .events = POLLIN};
+  }
+  hl__shm_sweep(space, true, hl__shm_now() + MEND_NS);
+}
+
+/* Wakes those that were granted, or all. */
+static void sleepers_wake(hl__shm_space *space, bool all) {
+  hl__shm_space_lock(space);
+  for (hl__shm_session *session = space->watch->sleepers; session; session = session->next) {
+    hl__shm_node *node = hl__shm_node_at(space, atomic_load(&session->waits));
+    if (!node || (!all && hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT)) continue;
+    atomic_store(&node->wake, 1);
+    hl__shm_futex_wake(&node->wake, 1);
+  }
+  hl__shm_space_unlock(space);
+}
+
+/* One turn while there is something to do. */
+static void turn(hl__shm_space *space) {
+  hl__shm_watch *watch = space->watch;
+  hl__shm_slot *me = &space->table->slot[space->me];
+  const bool late = atomic_load(&space->late_count) != 0;
+  if (atomic_load(&watch->opened) != atomic_load(&space->table->header.opened)) watched_open(space);
+  watch->fds[watch->n] = (struct pollfd){.fd = watch->event, .events = POLLIN};
+  int ready = poll(watch->fds, watch->n + 1, late || watch->blind ? POLL_MS : LOOK_MS);
+  bool gone = hl__shm_look(space), died = false;
+  if (!gone) {
+    died = atomic_exchange(&me->rescan, 0) != 0;
+    for (unsigned i = watch->n; i-- > 0 && ready > 0;) {
+      if (!watch->fds[i].revents) continue;
+      died = true;
+      /* Its byte may be held by a child that it has made by clone(): then it is looked at again. */
+      watch->blind = true;
+      hl__fork_close(watch->fds[i].fd);
+      watch->fds[i] = watch->fds[--watch->n];
+    }
+    if (died || watch->blind) hl__shm_sweep(space, died, hl__shm_now() + MEND_NS);
+    if (died) atomic_store(&watch->opened, atomic_load(&space->table->header.opened) - 1);
+    if (late) hl__shm_late_do(space);
+  }
+  const int64_t now = hl__shm_now();
+  if (!gone && !died && !watch->blind && now - watch->looked < LOOK_MS * INT64_C(1000000)) return;
+  watch->looked = now;
+  sleepers_wake(space, gone);
+}
+
+static void *run(void *context) {
+  hl__shm_space *space = context;
+  hl__shm_watch *watch = space->watch;
+  for (;;) {
+    uint64_t events;
+    (void)!read(watch->event, &events, sizeof events);
+    hl__shm_space_lock(space);
+    bool closing = watch->closing;
+    watch->asleep =
+        !watch->sleepers && (atomic_load(&space->late_count) == 0 || atomic_load(&space->gone));
+    bool asleep = watch->asleep;
+    hl__shm_space_unlock(space);
+    if (closing) break;
+    if (asleep) {
+      struct pollfd event = {.fd = watch->event, .events = POLLIN};
+      (void)poll(&event, 1, -1);
+    } else {
+      turn(space);
+    }
+  }
+  watched_close(watch);
+  return NULL;
+}
+
+static int thread_start(hl__shm_space *space, hl_error *error) HL__REQUIRES(hl__shm_space_mutex) {
+  sigset_t all, before;
+  if (space->watch->started) return HL_OK;
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  errno = pthread_create(&space->watch->thread, NULL, run, space);
+  space->watch->started = errno == 0;
+  int saved = errno;
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  errno = saved;
+  if (saved) return hl__error_errno(error, HL_ESTORE, "cannot start a thread");
+  return HL_OK;
+}
+
+int hl__shm_watch_enter(hl__shm_session *session, hl_error *error) {
+  hl__shm_space *space = session->space;
+  hl__shm_watch *watch = space->watch;
+  hl__shm_space_lock(space);
+  int status = thread_start(space, error);
+  if (status == HL_OK) {
+    session->previous = NULL;
+    session->next = watch->sleepers;
+    if (session->next) session->next->previous = session;
+    watch->sleepers = session;
+    /* It sleeps, or does not watch a process that has come since. */
+    if (watch->asleep || atomic_load(&watch->opened) != atomic_load(&space->table->header.opened)) {
+      watch->asleep = false;
+      kick(watch);
+    }
+  }
+  hl__shm_space_unlock(space);
+  return status;
+}
+
+void hl__shm_watch_leave(hl__shm_session *session) {
+  hl__shm_space_lock(session->space);
+  *(session->previous ? &session->previous->next : &session->space->watch->sleepers) =
+      session->next;
+  if (session->next) session->next->previous = session->previous;
+  session->next = session->previous = NULL;
+  hl__shm_space_unlock(session->space);
+}
+
+void hl__shm_watch_kick(hl__shm_space *space) {
+  hl__shm_space_lock(space);
+  if (thread_start(space, NULL) == HL_OK && space->watch->asleep) {
+    space->watch->asleep = false;
+    kick(space->watch);
+  }
+  hl__shm_space_unlock(space);
+}
+
+HL__UNCHECKED void hl__shm_watch_free(hl__shm_space *space) {
+  hl__shm_watch *watch = space->watch;
+  if (!watch) return;
+  hl__shm_space_lock(space);
+  watch->closing = true;
+  bool started = watch->started;
+  kick(watch);
+  hl__shm_space_unlock(space);
+  if (started) (void)pthread_join(watch->thread, NULL);
+  hl__fork_close(watch->event);
+  free(watch);
+  space->watch = NULL;
+}

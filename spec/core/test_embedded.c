@@ -1,0 +1,673 @@
+/*
+ * test_embedded.c - the embedded store's table of locks (csrc/stores/embedded): taking, waiting, giving
+ * back, upgrades, leases' claims, deaths, damaged files. After each test the index must be what the
+ * claims say. Other processes are real ones: a forked child opens the directory afresh.
+ */
+#include "../embedded/table.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "leftovers.h"
+
+enum {
+  PATIENCE_MS = 20000, /* after that a condition that should come true has failed to */
+  STAYS_MS = 60        /* for how long something stays before it is believed to stay */
+};
+
+static hl__shm_space *space;
+static hl__shm_session *a, *b, *c;
+
+static int setup(void **state) {
+  (void)state;
+  table_make();
+  space = space_open();
+  if (!space) (void)fprintf(stderr, "%s\n", fault.message);
+  assert_non_null(space);
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+  return 0;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  const char *wrong = verify(space);
+  if (wrong) (void)fprintf(stderr, "verify: %s\n", wrong);
+  assert_null(wrong);
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  assert_null(verify(space));
+  hl__shm_space_unref(space);
+  table_remove();
+  return 0;
+}
+
+static void pause_ms(int ms) {
+  const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+  (void)nanosleep(&t, NULL);
+}
+
+/* A thread that waits for one row. */
+typedef struct waiter {
+  pthread_t thread;
+  hl__shm_session *session;
+  hl_row row;
+  int64_t ms;
+  uint64_t agent;
+  uint64_t exempt;
+  int status;
+  atomic_int done;
+} waiter;
+
+static void *waiter_run(void *context) {
+  waiter *self = context;
+  const hl_request request = {.rows = &self->row,
+                              .n = 1,
+                              .deadline = hl__now_ms() + self->ms,
+                              .agent = self->agent,
+                              .blocks = self->agent != 0};
+  hl_error error;
+  self->status = hl__shm_take(self->session, &request, self->exempt, &error);
+  atomic_store(&self->done, 1);
+  return NULL;
+}
+
+static void waiter_start(waiter *self) {
+  uint64_t waits = atomic_load(&space->waits);
+  assert_int_equal(pthread_create(&self->thread, NULL, waiter_run, self), 0);
+  for (int i = 0; i < PATIENCE_MS && atomic_load(&space->waits) == waits; i++) pause_ms(1);
+}
+
+static int waiter_end(waiter *self) {
+  (void)pthread_join(self->thread, NULL);
+  return self->status;
+}
+
+/* ------------------------------------------------------------------ modes */
+
+static void modes_conflict_as_the_table_says(void **state) {
+  (void)state;
+  static const char *const table[] = {
+      [HL__SHM_IS] = "IS", [HL__SHM_IX] = "IX",   [HL__SHM_S] = "S",
+      [HL__SHM_U] = "U",   [HL__SHM_SIX] = "SIX", [HL__SHM_X] = "X"};
+  /* Symmetric; and all pairs that exclude each other. */
+  static const uint8_t order[] = {HL__SHM_IS, HL__SHM_IX,  HL__SHM_S,
+                                  HL__SHM_U,  HL__SHM_SIX, HL__SHM_X};
+  static const char *const waits[] = {".....w", "..wwww", ".w..ww", ".w.www", ".wwwww", "wwwwww"};
+  for (unsigned i = 0; i < 6; i++)
+    for (unsigned j = 0; j < 6; j++) {
+      assert_non_null(table[order[i]]);
+      assert_int_equal(hl__shm_conflicts[order[i]] >> order[j] & 1, waits[i][j] == 'w');
+      int first = take_one(a, row(0, 1, (hl_mode)order[i]), 0);
+      int second = take_one(b, row(0, 1, (hl_mode)order[j]), 0);
+      assert_int_equal(first, HL_OK);
+      assert_int_equal(second, waits[i][j] == 'w' ? HL_TIMEOUT : HL_OK);
+      hl__shm_give_back(a, 0);
+      hl__shm_give_back(b, 0);
+    }
+}
+
+/* ---------------------------------------------------------------- sessions */
+
+static void all_rows_or_none(void **state) {
+  (void)state;
+  hl_row one[3] = {row(0, 1, S), row(1, 2, S), row(2, 3, X)};
+  hl_row two[3] = {row(0, 1, S), row(1, 9, S), row(2, 3, X)};
+  assert_int_equal(take(a, one, 3, 0), HL_OK);
+  assert_int_equal(take(b, two, 3, 0), HL_TIMEOUT);
+  assert_int_equal(fault.level, 2);
+  assert_int_equal(fault.bucket, 3);
+  assert_int_equal(b->n, 0);
+  assert_int_equal(take_one(c, row(1, 9, X), 0), HL_OK);
+  hl__shm_give_back(a, 0);
+  assert_int_equal(take_one(b, row(2, 3, X), 0), HL_OK);
+}
+
+static void one_session_is_not_in_its_own_way(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 5, S), 0), HL_OK);
+  assert_int_equal(take_one(a, row(2, 5, X), 0), HL_OK);
+  assert_int_equal(take_one(b, row(2, 5, S), 0), HL_TIMEOUT);
+  hl_row it = row(2, 5, X);
+  assert_true(hl__shm_give_back_row(a, &it));
+  assert_false(hl__shm_give_back_row(a, &it));
+  assert_int_equal(take_one(b, row(2, 5, S), 0), HL_OK);
+  assert_int_equal(take_one(a, row(2, 5, X), 0), HL_TIMEOUT);
+  assert_int_equal(a->n, 1);
+}
+
+static void an_upgrade_comes_before_others(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 5, S), 0), HL_OK);
+  assert_int_equal(take_one(b, row(2, 5, S), 0), HL_OK);
+  waiter other = {.session = c, .row = row(2, 5, X), .ms = PATIENCE_MS};
+  waiter up = {.session = a, .row = row(2, 5, X), .ms = PATIENCE_MS};
+  waiter_start(&other);
+  waiter_start(&up);
+  hl__shm_give_back(b, 0);
+  assert_int_equal(waiter_end(&up), HL_OK);
+  assert_false(atomic_load(&other.done));
+  assert_null(verify(space));
+  hl__shm_give_back(a, 0);
+  assert_int_equal(waiter_end(&other), HL_OK);
+}
+
+static void first_come_first_served(void **state) {
+  (void)state;
+  hl__shm_session *sessions[6];
+  waiter waiters[6];
+  assert_int_equal(take_one(a, row(2, 5, X), 0), HL_OK);
+  for (int i = 0; i < 6; i++) {
+    sessions[i] = session_begin(space);
+    waiters[i] =
+        (waiter){.session = sessions[i], .row = row(2, 5, i < 4 ? S : X), .ms = PATIENCE_MS};
+    waiter_start(&waiters[i]);
+  }
+  assert_int_equal(take_one(b, row(2, 5, S), 0), HL_TIMEOUT);
+  hl__shm_give_back(a, 0);
+  for (int i = 0; i < 4; i++) assert_int_equal(waiter_end(&waiters[i]), HL_OK);
+  /* Who comes now stands behind those that wait, though only sharers hold the row. */
+  assert_int_equal(take_one(b, row(2, 5, S), 0), HL_TIMEOUT);
+  for (int i = 0; i < 4; i++) hl__shm_give_back(sessions[i], 0);
+  assert_int_equal(waiter_end(&waiters[4]), HL_OK);
+  assert_false(atomic_load(&waiters[5].done));
+  hl__shm_give_back(sessions[4], 0);
+  assert_int_equal(waiter_end(&waiters[5]), HL_OK);
+  for (int i = 0; i < 6; i++) hl__shm_end(sessions[i]);
+}
+
+static void a_wait_ends_in_time(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 5, X), 0), HL_OK);
+  int64_t begun = hl__now_ms();
+  assert_int_equal(take_one(b, row(2, 5, S), 50), HL_TIMEOUT);
+  assert_true(hl__now_ms() - begun >= 50);
+  assert_null(verify(space));
+  assert_int_equal(b->n, 0);
+}
+
+static void a_cancelled_wait_ends_at_once(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 5, X), 0), HL_OK);
+  waiter it = {.session = b, .row = row(2, 5, X), .ms = PATIENCE_MS};
+  waiter_start(&it);
+  int64_t begun = hl__now_ms();
+  hl__shm_cancel(b);
+  assert_int_equal(waiter_end(&it), HL_CANCELLED);
+  assert_true(hl__now_ms() - begun < PATIENCE_MS / 2);
+  /* Cancelled before: the next call that waits. */
+  hl__shm_cancel(b);
+  assert_int_equal(take_one(b, row(2, 5, X), PATIENCE_MS), HL_CANCELLED);
+  hl__shm_give_back(a, 0);
+  assert_int_equal(take_one(b, row(2, 5, X), PATIENCE_MS), HL_OK);
+}
+
+static void a_circle_is_refused(void **state) {
+  (void)state;
+  const hl_request first = {
+      .rows = (hl_row[]){row(2, 1, X)}, .n = 1, .try_once = true, .agent = 11};
+  const hl_request second = {
+      .rows = (hl_row[]){row(2, 2, X)}, .n = 1, .try_once = true, .agent = 22};
+  assert_int_equal(hl__shm_take(a, &first, 0, &fault), HL_OK);
+  assert_int_equal(hl__shm_take(b, &second, 0, &fault), HL_OK);
+  /* The waits are other sessions' of the same agents. */
+  hl__shm_session *d = session_begin(space);
+  waiter it = {.session = c, .row = row(2, 2, X), .ms = PATIENCE_MS, .agent = 11};
+  waiter_start(&it);
+  waiter closes = {.session = d, .row = row(2, 1, X), .ms = PATIENCE_MS, .agent = 22};
+  waiter_start(&closes);
+  assert_int_equal(waiter_end(&closes), HL_DEADLOCK);
+  assert_false(atomic_load(&it.done));
+  hl__shm_give_back(b, 0);
+  assert_int_equal(waiter_end(&it), HL_OK);
+  hl__shm_end(d);
+}
+
+static void tokens_grow(void **state) {
+  (void)state;
+  uint64_t one = hl__shm_token(space), two = hl__shm_token(space);
+  assert_true(two > one);
+  assert_int_equal(one & 0xFF, 0);
+  hl__shm_token_raise(space, two + 4096);
+  assert_true(hl__shm_token(space) > two + 4096);
+  hl__shm_token_raise(space, two);
+  assert_true(hl__shm_token(space) > two + 4096);
+}
+
+static void many_rows_and_sessions(void **state) {
+  (void)state;
+  enum {
+    SESSIONS = 200,
+    ROWS = 100
+  };
+  static hl__shm_session *sessions[SESSIONS];
+  for (int turn = 0; turn < 2; turn++) {
+    for (uint32_t i = 0; i < SESSIONS; i++) {
+      hl_row rows[ROWS];
+      sessions[i] = session_begin(space);
+      rows[0] = row(0, 1, S);
+      for (uint32_t k = 1; k < ROWS; k++) rows[k] = row(2, i * ROWS + k, X);
+      assert_int_equal(take(sessions[i], rows, ROWS, 0), HL_OK);
+    }
+    assert_int_equal(take_one(a, row(0, 1, X), 0), HL_TIMEOUT);
+    assert_null(verify(space));
+    for (int i = 0; i < SESSIONS; i++) hl__shm_end(sessions[i]);
+    assert_int_equal(take_one(a, row(0, 1, X), 0), HL_OK);
+    hl__shm_give_back(a, 0);
+  }
+}
+
+/* ------------------------------------------------------------------ leases */
+
+static uint32_t lease_new(hl__shm_session *session, int64_t ms) {
+  uint32_t lease = hl__shm_lease_make(space);
+  assert_int_not_equal(lease, 0);
+  assert_int_equal(hl__shm_lease_claims(session, lease, INT64_MAX, &fault), HL_OK);
+  hl__shm_lease_publish(space, lease, hl__shm_boot_ms(space) + ms);
+  hl__shm_give_back(session, 0);
+  return lease;
+}
+
+static uint64_t stamp_of(uint32_t lease) {
+  return atomic_load(&hl__shm_lease_at(space, lease)->base.stamp);
+}
+
+static bool count_lease(void *context, uint32_t lease) {
+  (void)lease;
+  ++*(int *)context;
+  return true;
+}
+
+static int leases(void) {
+  int n = 0;
+  hl__shm_each_lease(space, count_lease, &n);
+  return n;
+}
+
+static void a_lease_takes_over_what_its_session_held(void **state) {
+  (void)state;
+  hl_row rows[3] = {row(0, 1, S), row(1, 2, S), row(2, 3, S)};
+  assert_int_equal(take(a, rows, 3, 0), HL_OK);
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  uint32_t lease = lease_new(a, 1000000);
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_TIMEOUT);
+  assert_int_equal(take_one(b, row(1, 2, X), 0), HL_TIMEOUT);
+  assert_int_equal(take_one(b, row(1, 2, S), 0), HL_OK);
+  assert_null(verify(space));
+  uint64_t stamp = stamp_of(lease);
+  assert_false(hl__shm_lease_end(space, lease, stamp + 1, 0));
+  assert_false(hl__shm_lease_end(space, lease, stamp, 17));
+  assert_true(hl__shm_lease_end(space, lease, stamp, 0));
+  assert_false(hl__shm_lease_end(space, lease, stamp, 0));
+  assert_false(hl__shm_lease_extend(space, lease, stamp, hl__shm_boot_ms(space) + 100));
+  assert_int_equal(leases(), 0);
+  assert_int_equal(take_one(b, row(2, 3, X), 0), HL_OK);
+}
+
+static void a_lease_ends_by_itself_for_a_waiter_and_a_try(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  uint32_t lease = lease_new(a, 40);
+  assert_int_equal(take_one(b, row(2, 3, X), PATIENCE_MS), HL_OK);
+  hl__shm_give_back(b, 0);
+  assert_int_equal(take_one(a, row(2, 3, S), 0), HL_OK);
+  lease = lease_new(a, -5);
+  assert_int_equal(leases(), 1);
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_OK);
+  hl__shm_give_back(b, 0);
+  assert_int_equal(take_one(b, row(2, 3, X), 0), HL_OK);
+  assert_int_equal(leases(), 0);
+  (void)lease;
+}
+
+static void a_waiter_hears_of_a_new_end(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  waiter it = {.session = b, .row = row(2, 3, X), .ms = PATIENCE_MS};
+  waiter_start(&it);
+  uint32_t lease = lease_new(a, 60);
+  assert_int_equal(waiter_end(&it), HL_OK);
+  hl__shm_give_back(b, 0);
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  lease = lease_new(a, 1000000);
+  waiter_start(&it);
+  assert_true(hl__shm_lease_extend(space, lease, stamp_of(lease), hl__shm_boot_ms(space) + 20));
+  assert_int_equal(waiter_end(&it), HL_OK);
+}
+
+static void a_lease_is_converted_in_one_step(void **state) {
+  (void)state;
+  hl_row rows[2] = {row(0, 1, S), row(2, 3, S)}, up = row(2, 3, X), down = row(2, 3, S);
+  assert_int_equal(take(a, rows, 2, 0), HL_OK);
+  uint32_t lease = lease_new(a, 1000000);
+  uint64_t stamp = stamp_of(lease);
+  /* Another session shares the row; the lease itself is not in the way. */
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_OK);
+  waiter it = {.session = a, .row = up, .ms = PATIENCE_MS, .exempt = stamp};
+  waiter_start(&it);
+  pause_ms(STAYS_MS);
+  assert_false(atomic_load(&it.done));
+  hl__shm_give_back(b, 0);
+  assert_int_equal(waiter_end(&it), HL_OK);
+  assert_int_equal(hl__shm_lease_convert(space, lease, &up, INT64_MAX, &fault), HL_OK);
+  hl__shm_give_back(a, 0);
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_TIMEOUT);
+  waiter sharer = {.session = b, .row = down, .ms = PATIENCE_MS};
+  waiter_start(&sharer);
+  assert_int_equal(hl__shm_lease_convert(space, lease, &down, INT64_MAX, &fault), HL_OK);
+  assert_int_equal(waiter_end(&sharer), HL_OK);
+  hl__shm_give_back(b, 0);
+  hl_row none = row(1, 77, S);
+  assert_int_equal(hl__shm_lease_convert(space, lease, &none, INT64_MAX, &fault), HL_ELOST);
+  assert_true(hl__shm_lease_end(space, lease, stamp, 0));
+}
+
+static void an_exemption_ends_with_its_lease(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 3, S), 0), HL_OK);
+  uint32_t lease = lease_new(a, 1000000);
+  uint64_t stamp = stamp_of(lease);
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_OK);
+  waiter it = {.session = a, .row = row(2, 3, X), .ms = 300, .exempt = stamp};
+  waiter_start(&it);
+  /* The lease ends, and another session has the row in its place. */
+  assert_true(hl__shm_lease_end(space, lease, stamp, 0));
+  assert_false(atomic_load(&it.done));
+  assert_int_equal(waiter_end(&it), HL_TIMEOUT);
+}
+
+static void a_revoked_record_stays_until_it_is_read(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  uint32_t lease = lease_new(a, 1000000);
+  uint64_t stamp = stamp_of(lease);
+  atomic_store(&hl__shm_lease_at(space, lease)->revoked, 1);
+  assert_true(hl__shm_lease_end(space, lease, stamp, 0));
+  assert_int_equal(take_one(b, row(2, 3, X), 0), HL_OK);
+  assert_int_equal(leases(), 1);
+  hl__shm_lease_forget(space, lease, stamp + 1);
+  assert_int_equal(leases(), 1);
+  hl__shm_lease_forget(space, lease, stamp);
+  assert_int_equal(leases(), 0);
+}
+
+/* ------------------------------------------------------------------ others */
+
+typedef struct shared {
+  atomic_int step;
+} shared;
+static shared *between;
+
+static void step_await(int step) {
+  for (int i = 0; i < PATIENCE_MS && atomic_load(&between->step) < step; i++) pause_ms(1);
+  assert_true(atomic_load(&between->step) >= step);
+}
+
+/* A child that holds rows until it is killed. `inside`: it also has the partition of the last one. */
+static pid_t holder_start(const hl_row *rows, size_t n, bool inside) {
+  atomic_store(&between->step, 0);
+  pid_t pid = fork();
+  if (pid) {
+    step_await(1);
+    return pid;
+  }
+  hl__shm_space *own = space_open();
+  if (!own || take(session_begin(own), rows, n, 0) != HL_OK) _exit(1);
+  if (inside)
+    (void)hl__shm_part_lock(
+        own,
+        hl__shm_part_of(hl__shm_hash(hl__shm_key((uint32_t)rows[n - 1].bucket, rows[n - 1].level))),
+        INT64_MAX, NULL);
+  atomic_store(&between->step, 1);
+  for (;;) (void)pause();
+}
+
+static void holder_kill(pid_t pid) {
+  (void)kill(pid, SIGKILL);
+  (void)waitpid(pid, NULL, 0);
+}
+
+static void a_killed_holder_is_noticed(void **state) {
+  (void)state;
+  hl_row rows[2] = {row(0, 1, S), row(2, 3, X)};
+  for (int inside = 0; inside < 2; inside++) {
+    pid_t pid = holder_start(rows, 2, inside);
+    waiter it = {.session = a, .row = row(2, 3, X), .ms = PATIENCE_MS};
+    if (!inside) waiter_start(&it);
+    if (!inside) assert_int_equal(take_one(b, row(0, 1, X), 0), HL_TIMEOUT);
+    holder_kill(pid);
+    if (inside) waiter_start(&it);
+    int64_t begun = hl__now_ms();
+    assert_int_equal(waiter_end(&it), HL_OK);
+    assert_true(hl__now_ms() - begun < PATIENCE_MS / 4);
+    assert_null(verify(space));
+    hl__shm_give_back(a, 0);
+    /* A try that comes just behind a death is not refused. */
+    pid = holder_start(rows, 2, inside);
+    holder_kill(pid);
+    assert_int_equal(take_one(a, row(0, 1, X), 0), HL_OK);
+    hl__shm_give_back(a, 0);
+  }
+}
+
+static void a_stopped_process_inside_is_named(void **state) {
+  (void)state;
+  hl_row rows[1] = {row(2, 3, X)};
+  char name[64];
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_OK);
+  hl__shm_give_back(b, 0);
+  pid_t pid = holder_start(rows, 1, true);
+  (void)kill(pid, SIGSTOP);
+  int64_t begun = hl__now_ms();
+  assert_int_equal(take_one(a, row(2, 3, X), 100), HL_TIMEOUT);
+  assert_true(hl__now_ms() - begun < 2000);
+  (void)snprintf(name, sizeof name, "process %d (stopped)", (int)pid);
+  assert_non_null(strstr(fault.message, name));
+  holder_kill(pid);
+  assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
+}
+
+static void a_release_does_not_wait_for_a_stopped_process(void **state) {
+  (void)state;
+  hl_row rows[2] = {row(2, 3, S), row(2, 3, S)};
+  assert_int_equal(take_one(a, row(2, 3, S), 0), HL_OK);
+  pid_t pid = holder_start(rows, 1, true);
+  (void)kill(pid, SIGSTOP);
+  int64_t begun = hl__now_ms();
+  hl__shm_give_back(a, 0);
+  assert_true(hl__now_ms() - begun < 1000);
+  assert_int_equal(atomic_load(&space->late_count), 1);
+  holder_kill(pid);
+  assert_int_equal(take_one(b, row(2, 3, X), PATIENCE_MS), HL_OK);
+  for (int i = 0; i < PATIENCE_MS && atomic_load(&space->late_count); i++) pause_ms(1);
+  assert_int_equal(atomic_load(&space->late_count), 0);
+}
+
+static void a_lease_outlives_its_process(void **state) {
+  (void)state;
+  atomic_store(&between->step, 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    space = space_open();
+    hl__shm_session *own = session_begin(space);
+    if (take_one(own, row(2, 3, X), 0) != HL_OK) _exit(1);
+    atomic_store(&between->step, (int)lease_new(own, 1000000));
+    /* Another that is not finished when it dies. */
+    if (take_one(own, row(2, 4, X), 0) != HL_OK) _exit(1);
+    if (hl__shm_lease_claims(own, hl__shm_lease_make(space), INT64_MAX, &fault) != HL_OK) _exit(1);
+    (void)raise(SIGKILL);
+  }
+  (void)waitpid(pid, NULL, 0);
+  uint32_t lease = (uint32_t)atomic_load(&between->step);
+  assert_int_not_equal(lease, 0);
+  assert_int_equal(take_one(a, row(2, 4, X), 0), HL_OK);
+  assert_int_equal(leases(), 1);
+  assert_int_equal(take_one(b, row(2, 3, X), 0), HL_TIMEOUT);
+  assert_true(hl__shm_lease_end(space, lease, stamp_of(lease), 0));
+  assert_int_equal(take_one(b, row(2, 3, X), 0), HL_OK);
+}
+
+static void a_forked_child_has_nothing(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  pid_t pid = fork();
+  if (pid == 0) {
+    bool fine = hl__shm_session_check(a, &fault) == HL_ECONNECTION &&
+                take_one(b, row(2, 9, X), 0) == HL_ECONNECTION;
+    hl__shm_forget(a);
+    hl__shm_space *own = space_open();
+    fine = fine && own && own != space;
+    fine = fine && take_one(session_begin(own), row(2, 3, X), 0) == HL_TIMEOUT;
+    _exit(!fine);
+  }
+  int status;
+  (void)waitpid(pid, &status, 0);
+  assert_int_equal(status, 0);
+  assert_int_equal(hl__shm_session_check(a, &fault), HL_OK);
+}
+
+/* --------------------------------------------------------------- the file */
+
+static int control_open(void) {
+  char path[96];
+  (void)snprintf(path, sizeof path, "%s/" HL__SHM_FILE, directory);
+  return open(path, O_RDWR | O_CLOEXEC);
+}
+
+static void a_removed_file_is_noticed(void **state) {
+  (void)state;
+  char path[96];
+  hl__shm_space *other;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  waiter it = {.session = b, .row = row(2, 3, X), .ms = PATIENCE_MS};
+  waiter_start(&it);
+  (void)snprintf(path, sizeof path, "%s/" HL__SHM_FILE, directory);
+  (void)unlink(path);
+  assert_int_equal(waiter_end(&it), HL_ECONNECTION);
+  assert_int_equal(hl__shm_session_check(a, &fault), HL_ECONNECTION);
+  assert_non_null(strstr(fault.message, "removed"));
+  other = space_open();
+  assert_non_null(other);
+  assert_ptr_not_equal(other, space);
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  hl__shm_space_unref(space);
+  space = other;
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+}
+
+static void others_files_are_refused(void **state) {
+  (void)state;
+  static const struct {
+    off_t at;
+    uint32_t word;
+    const char *message;
+  } damages[] = {{0, 0x12345678, "is not hierlock's"},
+                 {8, 2, "another version"},
+                 {12, 77, "is damaged"},
+                 {16, 77, "is damaged"},
+                 {offsetof(hl__shm_header, inode), 77, "is a copy"}};
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  hl__shm_space_unref(space);
+  int fd = control_open();
+  for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+    uint32_t before;
+    assert_int_equal(pread(fd, &before, sizeof before, damages[i].at), sizeof before);
+    assert_int_equal(pwrite(fd, &damages[i].word, sizeof before, damages[i].at), sizeof before);
+    assert_null(space_open());
+    assert_non_null(strstr(fault.message, damages[i].message));
+    assert_int_equal(pwrite(fd, &before, sizeof before, damages[i].at), sizeof before);
+  }
+  off_t size = lseek(fd, 0, SEEK_END);
+  assert_int_equal(ftruncate(fd, 8192), 0);
+  assert_null(space_open());
+  assert_non_null(strstr(fault.message, "truncated"));
+  assert_int_equal(ftruncate(fd, 0), 0);
+  assert_null(space_open());
+  (void)size;
+  (void)close(fd);
+  table_remove();
+  table_make();
+  space = space_open();
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+}
+
+static void after_a_reboot_only_leases_are_left(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  uint32_t lease = lease_new(a, 1000000);
+  atomic_store(&hl__shm_lease_at(space, lease)->end_unix, (uint64_t)hl__unix_ms() + 5000000);
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  hl__shm_space_unref(space);
+  /* A process that held and awaited something when the power failed; its pid is ours now. */
+  hl_row rows[1] = {row(2, 4, X)};
+  pid_t pid = holder_start(rows, 1, true);
+  holder_kill(pid);
+  int fd = control_open();
+  uint64_t other = 77;
+  assert_int_equal(pwrite(fd, &other, sizeof other, offsetof(hl__shm_header, boot)), sizeof other);
+  (void)close(fd);
+  space = space_open();
+  assert_non_null(space);
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+  assert_null(verify(space));
+  assert_int_equal(take_one(a, row(2, 4, X), 0), HL_OK);
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_TIMEOUT);
+  int64_t left =
+      (int64_t)atomic_load(&hl__shm_lease_at(space, lease)->base.end) - hl__shm_boot_ms(space);
+  assert_true(left > 4000000 && left <= 5000000);
+  assert_true(hl__shm_lease_end(space, lease, stamp_of(lease), 0));
+}
+
+int main(void) {
+#define IT(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+  const struct CMUnitTest tests[] = {
+      IT(modes_conflict_as_the_table_says),
+      IT(all_rows_or_none),
+      IT(one_session_is_not_in_its_own_way),
+      IT(an_upgrade_comes_before_others),
+      IT(first_come_first_served),
+      IT(a_wait_ends_in_time),
+      IT(a_cancelled_wait_ends_at_once),
+      IT(a_circle_is_refused),
+      IT(tokens_grow),
+      IT(many_rows_and_sessions),
+      IT(a_lease_takes_over_what_its_session_held),
+      IT(a_lease_ends_by_itself_for_a_waiter_and_a_try),
+      IT(a_waiter_hears_of_a_new_end),
+      IT(a_lease_is_converted_in_one_step),
+      IT(an_exemption_ends_with_its_lease),
+      IT(a_revoked_record_stays_until_it_is_read),
+      IT(a_killed_holder_is_noticed),
+      IT(a_stopped_process_inside_is_named),
+      IT(a_release_does_not_wait_for_a_stopped_process),
+      IT(a_lease_outlives_its_process),
+      IT(a_forked_child_has_nothing),
+      IT(a_removed_file_is_noticed),
+      IT(others_files_are_refused),
+      IT(after_a_reboot_only_leases_are_left),
+      cmocka_unit_test(nothing_is_left),
+  };
+  between = mmap(NULL, sizeof *between, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (between == MAP_FAILED) return 1;
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
