@@ -638,7 +638,7 @@ static void after_a_reboot_only_leases_are_left(void **state) {
   assert_true(hl__shm_lease_end(space, lease, stamp_of(lease), 0));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
 #define IT(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
   const struct CMUnitTest tests[] = {
       IT(modes_conflict_as_the_table_says),
@@ -669,5 +669,6 @@ int main(void) {
   };
   between = mmap(NULL, sizeof *between, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (between == MAP_FAILED) return 1;
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
