@@ -253,11 +253,10 @@ static hl__blockers *blockers_find(const hl__call *call) {
 /* Gives back what was granted and is not wanted any more. An import leaves the lease to the
    programs that have its text. */
 static void give_away(hl_pending *pending) {
-  hl__call *call = &pending->call;
-  if (call->adopts)
-    (void)hl__lease_leave(call->lease, NULL);
+  if (pending->call.adopts)
+    (void)hl__lease_leave(pending->call.lease, NULL);
   else
-    (void)hl_lock_release(call->lock, false, NULL);
+    (void)hl_lock_release(pending->call.lock, false, NULL);
 }
 
 /* Ends a call that was made. Gives back what it got if its owner has given it up. */

@@ -28,13 +28,12 @@
  *
  * Rules.
  *
- *   1. A lease is granted in one write transaction, which finds no lease, nor
- * an earlier waiter, that conflicts with any of its rows. SQLite has one such
- * transaction at a time. So no two leases conflict, whatever else here goes
- * wrong.
+ *   1. A lease is granted in one write transaction, which finds no lease, nor an earlier waiter,
+ *      that conflicts with any of its rows. SQLite has one such transaction at a time. So no two
+ *      leases conflict, whatever else here goes wrong.
  *   2. Presence decides. A session that meets an expired lease deletes it, in the transaction in
- * which it looks at the lease's time. A refresh finds the record, or does not, and does not ask for
- * the time.
+ *      which it looks at the lease's time. A refresh finds the record, or does not, and does not
+ *      ask for the time.
  *   3. A request that has to wait draws a ticket, and locks the byte of that number in the side
  *      file. The request is granted once no lease and no living earlier ticket blocks it. Before
  *      the grant it holds nothing: there is no deadlock. The kernel unlocks the byte of a process
