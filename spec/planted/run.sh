@@ -15,7 +15,9 @@
 # for go beside those that need servers.
 #
 #   run.sh [--list | --table] [BUG…]     all of them unless said. --list: what they break, and runs nothing;
-#                                        --table: the result as rows of docs/planted*.md, too
+#                                        --table: the result as rows of docs/planted*.md, too;
+#                                        --mend: carries those that do not apply any more over what has changed
+#                                        and which files have moved since they did; names those it cannot carry
 #
 # A BUG is the name of a patch, without .patch. The last line is `N found, N not found`; anything but 0 not found, and
 # a patch that does not apply, is a failure. With servers in the environment (spec/support/servers.sh) those are used.
@@ -129,6 +131,34 @@ plant() {                               # BUG: sets $by and $took; false: nothin
   [[ $by ]]
 }
 
+# --- Carried on --------------------------------------------------------------------------------
+
+mend() {                                # BUG; false: not carried
+  local patch file now commit files found='' was=$work/was with=$work/with
+  patch=$(patch_of "$1")
+  ! patch -s -p1 -F0 --dry-run <"$patch" >/dev/null 2>&1 || return 0
+  mapfile -t files < <(sed -n 's|^+++ b/||p' "$patch")
+  for commit in $(git log --format=%H -- "${files[@]}"); do
+    rm -rf "$was" "$with"
+    mkdir "$was"
+    git archive "$commit" -- "${files[@]}" 2>/dev/null | tar -x -C "$was" 2>/dev/null || continue
+    cp -a "$was" "$with"
+    if patch -s -p1 -F0 -d "$with" <"$patch" >/dev/null 2>&1; then found=$commit; break; fi
+  done
+  [[ $found ]] || { say "$1: applies to no commit"; return 1; }
+  sed '/^--- a\//,$d' "$patch" >"$work/patch"
+  for file in "${files[@]}"; do
+    now=$(git diff -M --name-status --diff-filter=R "$found" | awk -F'\t' -v file="$file" '$2 == file { print $3 }')
+    now=${now:-$file}
+    [[ -e $now ]] || { say "$1: $file is gone"; return 1; }
+    cp "$now" "$work/merged"
+    git merge-file -q "$work/merged" "$was/$file" "$with/$file" || { say "$1: $now has changed there"; return 1; }
+    diff -u --label "a/$now" --label "b/$now" "$now" "$work/merged" >>"$work/patch" || true
+  done
+  cp "$work/patch" "$patch"
+  say "$1: carried on"
+}
+
 # --- All of them -------------------------------------------------------------------------------
 
 copy() {                                # this tree, with the objects that it has, to $work/clean
@@ -206,12 +236,13 @@ row() {                                 # BUG CHECK SECONDS
   printf '| `%s` | %s | `%s` | %s |\n' "$1" "${text% }" "$2" "$3" >>"$work/rows"
 }
 
-table='' list=''
+table='' list='' mend=''
 while [[ ${1:-} == -* ]]; do
   case $1 in
     --help) usage; exit ;;
     --list) list=1 ;;
     --table) table=1 ;;
+    --mend) mend=1 ;;
     *) usage >&2; exit 2 ;;
   esac
   shift
@@ -229,7 +260,7 @@ if [[ $list ]]; then
 fi
 
 # Servers only where a check needs them, and once for all.
-if [[ ! ${HIERLOCK_MARIADB_DSN:-} && $(serving yes "$@") ]]; then
+if [[ ! $mend && ! ${HIERLOCK_MARIADB_DSN:-} && $(serving yes "$@") ]]; then
   directory=$(mktemp -d "${TMPDIR:-/tmp}/hierlock-XXXXXX")
   trap 'rm -rf "$directory"' EXIT
   spec/support/servers.sh run "$directory" -- "$self" ${table:+--table} "$@"
@@ -245,4 +276,9 @@ finish() {
 }
 trap finish EXIT
 trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
+if [[ $mend ]]; then
+  status=0
+  for bug; do mend "$bug" || status=1; done
+  exit "$status"
+fi
 all "$@"
