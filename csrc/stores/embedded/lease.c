@@ -218,8 +218,9 @@ static bool sweep_step(void *context, uint32_t index) {
   hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
   if (!lease) return true;
   if (!is_lease(lease)) {
-    /* What a process has left that died as it took the lease away. */
-    hl__shm_lease_unmake(self->space, index, hl__shm_now());
+    /* What a process has left that died before it took the lease away. */
+    if ((atomic_load(&lease->base.used) & (HL__LEASE | HL__MAKES | HL__UNMAKES)) == HL__LEASE)
+      hl__shm_lease_unmake(self->space, index, hl__shm_now());
     return true;
   }
   uint64_t stamp = atomic_load(&lease->base.stamp);
