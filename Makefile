@@ -305,6 +305,8 @@ $(BUILD)/test_threads $(BUILD)/test_memory: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/test_file_store: TEST_LDFLAGS = -Wl,--wrap=pthread_mutex_unlock
 $(BUILD)/test_embedded: $(call objects,$(filter-out $(STORE_OF),$(EMBEDDED)))
 $(BUILD)/test_embedded: TEST_OBJECTS = $(call objects,$(filter-out $(STORE_OF),$(EMBEDDED)))
+$(BUILD)/test_embedded_leases: $(call objects,$(EMBEDDED))
+$(BUILD)/test_embedded_leases: TEST_OBJECTS = $(call objects,$(EMBEDDED))
 # It loads and unloads one that has the library in it.
 $(BUILD)/test_unload: $(BUILD)/unloaded.so
 $(BUILD)/unloaded.so: spec/core/unloaded.c $(LIBRARY)

@@ -520,7 +520,7 @@ static void a_forked_child_has_nothing(void **state) {
   assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
   pid_t pid = fork();
   if (pid == 0) {
-    bool fine = hl__shm_session_check(a, &fault) == HL_ECONNECTION &&
+    bool fine = hl__shm_session_check(a, true, &fault) == HL_ECONNECTION &&
                 take_one(b, row(2, 9, X), 0) == HL_ECONNECTION;
     hl__shm_forget(a);
     hl__shm_space *own = space_open();
@@ -531,7 +531,7 @@ static void a_forked_child_has_nothing(void **state) {
   int status;
   (void)waitpid(pid, &status, 0);
   assert_int_equal(status, 0);
-  assert_int_equal(hl__shm_session_check(a, &fault), HL_OK);
+  assert_int_equal(hl__shm_session_check(a, true, &fault), HL_OK);
 }
 
 /* --------------------------------------------------------------- the file */
@@ -552,7 +552,7 @@ static void a_removed_file_is_noticed(void **state) {
   (void)snprintf(path, sizeof path, "%s/" HL__SHM_FILE, directory);
   (void)unlink(path);
   assert_int_equal(waiter_end(&it), HL_ECONNECTION);
-  assert_int_equal(hl__shm_session_check(a, &fault), HL_ECONNECTION);
+  assert_int_equal(hl__shm_session_check(a, true, &fault), HL_ECONNECTION);
   assert_non_null(strstr(fault.message, "removed"));
   other = space_open();
   assert_non_null(other);

@@ -128,6 +128,8 @@ typedef struct hl__shm_held {
 struct hl__shm_session {
   hl__shm_space *space; /* a reference */
   uint32_t record;      /* its own */
+  uint32_t note;        /* the record that tells observers of the request under way, or the last */
+  uint32_t notes;       /* records of its later requests, by record.next: the last one first */
   hl__shm_agent *agent; /* whose record its record names; NULL: its own */
   hl__shm_held *held;   /* in the order in which they were taken */
   uint32_t n, capacity;
@@ -162,8 +164,13 @@ int hl__shm_begin(hl__shm_space *space, hl__shm_session **session, hl_error *err
 void hl__shm_end(hl__shm_session *session);
 /* In a forked child: frees its memory. */
 void hl__shm_forget(hl__shm_session *session);
-/* Has observers see this of the session's next rows. */
-void hl__shm_tell(hl__shm_session *session, const hl_request *request, const char *application);
+/* Has observers see this of the session's next rows. False: no space is left. */
+bool hl__shm_tell(hl__shm_session *session, const hl_request *request, const char *application);
+/* Has them see all that it holds in another mode. */
+void hl__shm_tell_mode(hl__shm_session *session, hl_mode mode);
+/* Has them see nothing of requests that came after session->notes was `keep` (0: of later ones): the
+   session has given their rows back. */
+void hl__shm_tell_no_more(hl__shm_session *session, uint32_t keep);
 
 /* Takes the request's rows in their order, all or none; the session may hold rows, also the same in
    another mode (an upgrade: it then has two claims of the row). Rows of HL_LEVEL_NAMED are not for
@@ -183,8 +190,8 @@ bool hl__shm_give_back_row(hl__shm_session *session, const hl_row *row);
 /* Ends the take under way with HL_CANCELLED, or else the next one. Any thread. */
 void hl__shm_cancel(hl__shm_session *session);
 /* Whether each claim that the session has is in the table as it wrote it. HL_OK; HL_ECONNECTION:
-   the space is gone, or the table was overwritten. */
-int hl__shm_session_check(hl__shm_session *session, hl_error *error);
+   the space is gone (see hl__shm_check), or the table was overwritten. */
+int hl__shm_session_check(hl__shm_session *session, bool at_once, hl_error *error);
 
 /* A token greater than all that were drawn before: a counter of 56 bits above 8 zero bits. Drawn
    after the last row was granted, and before any is given back. */

@@ -32,6 +32,8 @@ static void lease_mend(hl__shm_space *space, uint32_t index, uint32_t dead, int6
   hl__shm_lease *lease = hl__shm_lease_at(space, index);
   uint64_t used = lease ? atomic_load(&lease->base.used) : 0;
   if (!(used & HL__LEASE)) return;
+  /* Not what a thread of this process is making just now. */
+  if (used & HL__MAKES && (uint32_t)used != dead) return;
   if (atomic_load(&lease->base.end) == 0)
     hl__shm_lease_unmake(space, index, deadline);
   else if (used & HL__MAKES && (uint32_t)used == dead) /* it was published */

@@ -105,8 +105,7 @@ int hl__embedded_session_check(hl__embedded_session *session, hl_error *error) {
       return hl__error(error, HL_ECONNECTION, "a lock file in %s was removed",
                        hl__embedded_store_of(session)->flocks);
   bool late = hl__shm_now() - atomic_load(&space->looked) > CHECK_NS;
-  int status = hl__shm_check(space, late, error);
-  return status ? status : hl__shm_session_check(session->table, error);
+  return hl__shm_session_check(session->table, late, error);
 }
 
 /* ------------------------------------------------------------ giving back */
@@ -116,6 +115,7 @@ static void session_release(hl__embedded_session *session, uint32_t rows, size_t
   while (session->file_count > files)
     hl__flock_release(&session->files[--session->file_count].flock);
   if (table->n > rows) hl__shm_give_back(table, rows);
+  if (table->n == 0) hl__shm_tell_no_more(table, 0);
   bool holds = table->n > 0 || session->file_count > 0;
   if (session->holds && !holds) (void)atomic_fetch_sub(&table->space->holding, 1u);
   session->holds = holds;
@@ -205,6 +205,7 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
   hl__shm_session *table = session->table;
   const uint32_t before = table->n;
   const size_t files = session->file_count;
+  const uint32_t notes = table->notes;
   hl_row *missing = NULL;
   hl_request part = *request; /* Symfony's files come last */
   while (part.n > 0 && is_named(&part.rows[part.n - 1])) part.n--;
@@ -213,8 +214,11 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
   if (named > 0 && !files_reserve(session, named)) return hl__error_memory(error);
   int status = before > 0 ? rows_missing(table, &part, &missing, error) : HL_OK;
   if (status == HL_OK) {
-    hl__shm_tell(table, request, hl__embedded_store_of(session)->config->application);
-    status = hl__shm_take(table, &part, exempt, error);
+    if (hl__shm_tell(table, request, hl__embedded_store_of(session)->config->application))
+      status = hl__shm_take(table, &part, exempt, error);
+    else
+      status = hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
+                         table->space->directory.path);
   }
   for (size_t i = 0; i < named && status == HL_OK; i++)
     status = file_take(session, request, &request->rows[first + i], error);
@@ -223,8 +227,10 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
     /* A victim keeps nothing, what it extends included. */
     bool victim = status == HL_DEADLOCK;
     session_release(session, victim ? 0 : before, victim ? 0 : files);
+    if (!victim) hl__shm_tell_no_more(table, notes);
     return status;
   }
+  if (request->upgrade) hl__shm_tell_mode(table, request->mode);
   if (!session->holds && request->n > 0) {
     (void)atomic_fetch_add(&table->space->holding, 1u);
     session->holds = true;

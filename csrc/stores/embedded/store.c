@@ -97,7 +97,7 @@ static int session_downgrade(hl_session *base, const hl_request *request, int64_
     row.mode = HL_EXCLUSIVE;
     (void)hl__shm_give_back_row(session->table, &row);
   }
-  hl__shm_tell(session->table, request, hl__embedded_store_of(session)->config->application);
+  hl__shm_tell_mode(session->table, request->mode);
   *sent_ms = hl__boot_ms();
   return HL_OK;
 }

@@ -36,12 +36,14 @@ int hl__shm_begin(hl__shm_space *space, hl__shm_session **result, hl_error *erro
   hl__shm_session *session = calloc(1, sizeof *session);
   if (!session) return hl__error_memory(error);
   session->space = space;
-  session->record = hl__shm_record_get(space);
+  session->record = session->note = hl__shm_record_get(space);
   if (!session->record) {
     free(session);
     return hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
                      space->directory.path);
   }
+  static hl__a32 numbers;
+  hl__shm_record_at(space, session->record)->number = atomic_fetch_add(&numbers, 1);
   hl__shm_space_ref(space);
   *result = session;
   return HL_OK;
@@ -55,6 +57,7 @@ void hl__shm_forget(hl__shm_session *session) {
 void hl__shm_end(hl__shm_session *session) {
   hl__shm_space *space = session->space;
   hl__shm_give_back(session, 0);
+  hl__shm_tell_no_more(session, 0);
   if (!atomic_load(&space->gone)) {
     hl__shm_cache_drop(session);
     if (session->agent) hl__shm_agent_put(space, session->agent);
@@ -64,9 +67,16 @@ void hl__shm_end(hl__shm_session *session) {
   hl__shm_space_unref(space);
 }
 
-void hl__shm_tell(hl__shm_session *session, const hl_request *request, const char *application) {
-  hl__shm_record *record = hl__shm_record_at(session->space, session->record);
-  if (!record) return;
+/* A record of its own for each request of a session that holds something already. */
+bool hl__shm_tell(hl__shm_session *session, const hl_request *request, const char *application) {
+  uint32_t number = session->n ? hl__shm_record_get(session->space) : session->record;
+  hl__shm_record *record = hl__shm_record_at(session->space, number);
+  if (!record) return false;
+  if (session->n) {
+    record->next = session->notes;
+    session->notes = number;
+  }
+  session->note = number;
   hl__shm_note *note = &record->note;
   (void)atomic_fetch_add(&note->turn, 1);
   atomic_store(&note->mode, (uint32_t)request->mode);
@@ -76,6 +86,27 @@ void hl__shm_tell(hl__shm_session *session, const hl_request *request, const cha
   hl__shm_text_set(note->label, sizeof note->label / 8, request->label, request->label_size);
   hl__shm_text_set(note->path, sizeof note->path / 8, request->path, strlen(request->path));
   (void)atomic_fetch_add(&note->turn, 1);
+  return true;
+}
+
+void hl__shm_tell_mode(hl__shm_session *session, hl_mode mode) {
+  uint32_t number = session->record;
+  for (uint32_t next = session->notes; number; number = next) {
+    hl__shm_record *record = hl__shm_record_at(session->space, number);
+    if (!record) return;
+    if (number != session->record) next = record->next;
+    atomic_store(&record->note.mode, (uint32_t)mode);
+  }
+}
+
+void hl__shm_tell_no_more(hl__shm_session *session, uint32_t keep) {
+  if (atomic_load(&session->space->gone)) session->notes = keep;
+  while (session->notes && session->notes != keep) {
+    const uint32_t number = session->notes;
+    hl__shm_record *record = hl__shm_record_at(session->space, number);
+    session->notes = record ? record->next : 0;
+    if (record) hl__shm_record_put(session->space, number);
+  }
 }
 
 /* The session's record names its agent's, for circles. */
@@ -90,8 +121,8 @@ static bool agent_set(hl__shm_session *session, uint64_t number) {
   return true;
 }
 
-int hl__shm_session_check(hl__shm_session *session, hl_error *error) {
-  int status = hl__shm_check(session->space, true, error);
+int hl__shm_session_check(hl__shm_session *session, bool at_once, hl_error *error) {
+  int status = hl__shm_check(session->space, at_once, error);
   if (status) return status;
   for (uint32_t k = 0; k < session->n; k++) {
     const hl__shm_node *node = hl__shm_node_at(session->space, session->held[k].node);
@@ -320,7 +351,7 @@ static int row_enter(const taking *self, const hl_row *want, uint32_t *waits, hl
   node->own = self->exempt ? self->exempt : own;
   node->flags = (own || self->exempt ? HL__CONVERTS : 0u) | (self->exempt ? HL__EXEMPTS : 0u);
   atomic_store_explicit(&node->session, session->record, memory_order_relaxed);
-  atomic_store_explicit(&node->note, session->record, memory_order_relaxed);
+  atomic_store_explicit(&node->note, session->note, memory_order_relaxed);
   int status = hl__shm_part_try(space, part)
                    ? HL_OK
                    : hl__shm_part_wait(space, part,

@@ -1,0 +1,566 @@
+/*
+ * test_embedded_leases.c - the embedded store in shared memory, through its hl_store_ops: sessions
+ * and leases, and what a process leaves behind that is killed at any instruction of a call.
+ */
+#include "clock.h"
+#include "error.h"
+#include "hierlock.h"
+#include "store.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "leftovers.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SOON_MS 20000
+/* Rows of a lease: more than one chunk of anything is made of. */
+#define ROWS 3
+
+static const hl_store_ops *const ops = &hl_store_embedded;
+static char directory[64];
+static hl_layout *layout;
+static hl_dsn dsn;
+static hl_store_config config;
+
+/* -------------------------------------------------------------- helpers */
+
+static hl_store *store_new(void) {
+  hl_store *made;
+  hl_error error;
+  config.pid = getpid();
+  if (ops->open(&config, &made, &error)) {
+    (void)fprintf(stderr, "open: %s\n", error.message);
+    abort();
+  }
+  return made;
+}
+
+static hl_session *session_new(hl_store *from) {
+  hl_session *made;
+  assert_int_equal(ops->session_open(from, HL_FOREVER, &made, NULL), HL_OK);
+  return made;
+}
+
+static int64_t soon(void) { return hl__now_ms() + SOON_MS; }
+
+static hl_lease_terms terms_of(uint8_t name, int64_t ttl) {
+  hl_lease_terms terms = {.ttl = ttl, .owner = "owner"};
+  memset(terms.id, name, sizeof terms.id);
+  memset(terms.secret, name + 1, sizeof terms.secret);
+  memset(terms.holder, name + 2, sizeof terms.holder);
+  return terms;
+}
+
+/* A request for rows of the deepest level from bucket `first` on. */
+typedef struct wanted {
+  hl_row rows[ROWS + 1];
+  hl_request request;
+  hl_grant grant;
+} wanted;
+
+static hl_request *want(wanted *it, uint32_t first, size_t n, hl_mode mode) {
+  memset(it, 0, sizeof *it);
+  for (size_t i = 0; i < n; i++)
+    it->rows[i] = (hl_row){.level = 2, .bucket = first + i, .mode = (uint8_t)mode};
+  it->request = (hl_request){.rows = it->rows,
+                             .n = n,
+                             .recorded = it->rows,
+                             .recorded_n = n,
+                             .try_once = true,
+                             .deadline = soon(),
+                             .path = "u1/a1",
+                             .label = "a\nlabel",
+                             .label_size = 7,
+                             .mode = mode};
+  return &it->request;
+}
+
+static int take_mode(hl_session *session, uint32_t first, size_t n, hl_mode mode) {
+  wanted it;
+  return ops->take(session, want(&it, first, n, mode), &it.grant, NULL);
+}
+
+static int take(hl_session *session, uint32_t first, size_t n) {
+  return take_mode(session, first, n, HL_EXCLUSIVE);
+}
+
+static int lease_mode(hl_session *session, uint32_t first, size_t n, hl_mode mode,
+                      hl_lease_terms *terms) {
+  wanted it;
+  want(&it, first, n, mode)->lease = terms;
+  int status = ops->take(session, &it.request, &it.grant, NULL);
+  if (status == HL_OK) terms->place = it.grant.place;
+  if (status == HL_OK) terms->token = it.grant.token;
+  return status;
+}
+
+static int lease(hl_session *session, uint32_t first, size_t n, hl_lease_terms *terms) {
+  return lease_mode(session, first, n, HL_EXCLUSIVE, terms);
+}
+
+static void give(hl_session *session) { assert_int_equal(ops->give_back(session, NULL), HL_OK); }
+
+static void count(void *context, const hl_holder *holder) {
+  (void)holder;
+  ++*(unsigned *)context;
+}
+
+static unsigned leases(hl_session *session) {
+  const hl_lease_filter all = {0};
+  unsigned n = 0;
+  assert_int_equal(session->store->leases->list(session, &all, count, &n, soon(), NULL), HL_OK);
+  return n;
+}
+
+static int drop(hl_session *session, const hl_lease_terms *terms) {
+  return session->store->leases->drop(session, terms, true, soon(), NULL);
+}
+
+static int refresh(hl_session *session, const hl_lease_terms *terms, int64_t ttl) {
+  int64_t sent;
+  return session->store->leases->refresh(session, terms, ttl, soon(), &sent, NULL);
+}
+
+static uint64_t end_by(hl_session *session, const uint8_t *id) {
+  const hl_lease_filter filter = {.id = id, .by = "by", .reason = "why"};
+  uint64_t n = 0;
+  assert_int_equal(session->store->leases->revoke(session, &filter, soon(), &n, NULL), HL_OK);
+  return n;
+}
+
+/* A store with two sessions, of which the second is another program's in all that counts. */
+typedef struct fixture {
+  hl_store *store;
+  hl_session *a, *b;
+} fixture;
+
+static fixture begin(void) {
+  fixture it = {.store = store_new()};
+  it.a = session_new(it.store);
+  it.b = session_new(it.store);
+  return it;
+}
+
+static void end(fixture *it) {
+  ops->session_close(it->a);
+  ops->session_close(it->b);
+  ops->close(it->store);
+}
+
+/* ------------------------------------------------------- leases and sessions */
+
+static void leases_and_sessions_exclude(void **state) {
+  (void)state;
+  static const hl_mode modes[] = {HL_SHARED, HL_EXCLUSIVE};
+  fixture f = begin();
+  for (int i = 0; i < 2; i++)
+    for (int j = 0; j < 2; j++) {
+      hl_lease_terms one = terms_of(1, 60000), two = terms_of(5, 60000);
+      int expected = modes[i] == HL_SHARED && modes[j] == HL_SHARED ? HL_OK : HL_TIMEOUT;
+      assert_int_equal(lease_mode(f.a, 1, ROWS, modes[i], &one), HL_OK);
+      assert_int_equal(take_mode(f.b, ROWS, 1, modes[j]), expected);
+      give(f.b);
+      int status = lease_mode(f.b, ROWS, 1, modes[j], &two);
+      assert_int_equal(status, expected);
+      assert_int_equal(take(f.b, ROWS + 1, 1), HL_OK);
+      give(f.b);
+      assert_int_equal(leases(f.b), status == HL_OK ? 2 : 1);
+      if (status == HL_OK) assert_int_equal(drop(f.a, &two), HL_OK);
+      assert_int_equal(drop(f.a, &one), HL_OK);
+      assert_int_equal(drop(f.a, &one), HL_ELOST);
+      assert_int_equal(take(f.b, 1, ROWS), HL_OK);
+      assert_int_equal(lease(f.a, 1, 1, &one), HL_TIMEOUT);
+      give(f.b);
+    }
+  assert_int_equal(leases(f.a), 0);
+  end(&f);
+}
+
+static void a_lease_is_over_when_its_time_is_up(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl_lease_terms one = terms_of(1, 100), two = terms_of(5, 60000);
+  wanted it;
+  int64_t begun = hl__now_ms(), left;
+  assert_int_equal(lease(f.a, 1, ROWS, &one), HL_OK);
+  want(&it, 2, 1, HL_EXCLUSIVE)->try_once = false;
+  assert_int_equal(ops->take(f.b, &it.request, &it.grant, NULL), HL_OK);
+  assert_in_range(hl__now_ms() - begun, 100, 2000);
+  give(f.b);
+  assert_int_equal(refresh(f.a, &one, 60000), HL_ELOST);
+  /* None has wanted it meanwhile. */
+  one = terms_of(1, 1);
+  assert_int_equal(lease(f.a, 1, ROWS, &one), HL_OK);
+  (void)usleep(5000);
+  assert_int_equal(leases(f.a), 0);
+  assert_int_equal(f.store->leases->inspect(f.a, &one, soon(), &left, NULL), HL_OK);
+  assert_int_equal(left, 0);
+  assert_int_equal(refresh(f.a, &one, 60000), HL_OK);
+  assert_int_equal(f.store->leases->inspect(f.a, &one, soon(), &left, NULL), HL_OK);
+  assert_in_range(left, 50000, 60000);
+  assert_int_equal(lease(f.b, 1, 1, &two), HL_TIMEOUT);
+  assert_int_equal(drop(f.a, &one), HL_OK);
+  end(&f);
+}
+
+static void a_revocation_is_told(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl_lease_terms one = terms_of(1, 60000), two = terms_of(5, 60000);
+  hl_error error;
+  int64_t sent;
+  assert_int_equal(lease(f.a, 1, ROWS, &one), HL_OK);
+  assert_int_equal(lease(f.a, 11, ROWS, &two), HL_OK);
+  assert_int_equal(end_by(f.b, one.id), 1);
+  assert_int_equal(end_by(f.b, one.id), 0);
+  assert_int_equal(leases(f.b), 1);
+  assert_int_equal(take(f.b, 1, ROWS), HL_OK);
+  give(f.b);
+  assert_int_equal(f.store->leases->refresh(f.a, &one, 60000, soon(), &sent, &error), HL_ELOST);
+  assert_string_equal(error.revoked_by, "by");
+  assert_string_equal(error.reason, "why");
+  assert_int_equal(drop(f.a, &two), HL_OK);
+  end(&f);
+}
+
+static void a_caller_without_the_secret_takes_nothing_over(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl_lease_terms one = terms_of(1, 60000), forged;
+  wanted it;
+  assert_int_equal(lease(f.a, 1, 1, &one), HL_OK);
+  forged = one;
+  memset(forged.holder, 33, sizeof forged.holder);
+  forged.secret[15] ^= 1;
+  want(&it, 1, 1, HL_EXCLUSIVE)->lease = &forged;
+  assert_int_equal(f.store->leases->adopt(f.b, &it.request, &it.grant, NULL), HL_ELOST);
+  forged.secret[15] ^= 1;
+  it.rows[1] = (hl_row){.level = 2, .bucket = 2, .mode = HL_EXCLUSIVE};
+  it.request.n = 2; /* nor does a caller that knows it get rows that it does not lock */
+  assert_int_equal(f.store->leases->adopt(f.b, &it.request, &it.grant, NULL), HL_EMISMATCH);
+  it.request.n = 1;
+  it.rows[0].mode = HL_SHARED;
+  assert_int_equal(f.store->leases->adopt(f.b, &it.request, &it.grant, NULL), HL_EMISMATCH);
+  it.rows[0].mode = HL_EXCLUSIVE;
+  uint8_t stranger[16] = {9};
+  forged.replaces = stranger;
+  assert_int_equal(f.store->leases->adopt(f.b, &it.request, &it.grant, NULL), HL_ELOST);
+  forged.replaces = one.holder;
+  assert_int_equal(f.store->leases->adopt(f.b, &it.request, &it.grant, NULL), HL_OK);
+  assert_memory_equal(it.grant.replaced, one.holder, 16);
+  assert_true(it.grant.token == one.token);
+  assert_int_equal(drop(f.a, &one), HL_ELOST);
+  assert_int_equal(drop(f.b, &forged), HL_OK);
+  end(&f);
+}
+
+static void a_session_lock_becomes_a_lease(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl_lease_terms one = terms_of(1, 60000);
+  wanted it;
+  assert_int_equal(ops->take(f.a, want(&it, 1, ROWS, HL_EXCLUSIVE), &it.grant, NULL), HL_OK);
+  uint64_t token = it.grant.token;
+  it.request.lease = &one;
+  assert_int_equal(f.store->leases->to_lease(f.a, &it.request, &it.grant, NULL), HL_OK);
+  one.place = it.grant.place;
+  assert_int_equal(take(f.b, 2, 1), HL_TIMEOUT);
+  /* The session holds nothing any more. */
+  assert_int_equal(take(f.a, 2, 1), HL_TIMEOUT);
+  assert_int_equal(take(f.a, ROWS + 1, 1), HL_OK);
+  give(f.a);
+  assert_true(it.grant.token == token);
+  assert_int_equal(drop(f.b, &one), HL_OK);
+  assert_int_equal(take(f.a, 1, ROWS), HL_OK);
+  end(&f);
+}
+
+/* A lease for update is its node's row, shared, and its update row. */
+static void update_lease(hl_session *session, hl_lease_terms *terms) {
+  wanted it;
+  want(&it, 1, 2, HL_SHARED)->lease = terms;
+  it.rows[0] = (hl_row){.level = 2 | HL_LEVEL_UPDATE, .bucket = 1, .mode = HL_EXCLUSIVE};
+  it.rows[1] = (hl_row){.level = 2, .bucket = 1, .mode = HL_SHARED};
+  it.request.mode = HL_UPDATE;
+  assert_int_equal(ops->take(session, &it.request, &it.grant, NULL), HL_OK);
+  terms->place = it.grant.place;
+  terms->token = it.grant.token;
+}
+
+static int convert(hl_session *session, const hl_lease_terms *terms, bool up, uint64_t *token) {
+  wanted it;
+  want(&it, 1, 1, up ? HL_EXCLUSIVE : HL_SHARED)->lease = terms;
+  it.request.upgrade = up;
+  it.request.mode = up ? HL_EXCLUSIVE : HL_UPDATE;
+  it.grant.token = *token;
+  int status = session->store->leases->convert(session, &it.request, &it.grant, NULL);
+  if (status == HL_OK && up) *token = it.grant.token;
+  return status;
+}
+
+static void a_lease_is_converted(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl_lease_terms one = terms_of(1, 60000);
+  update_lease(f.a, &one);
+  uint64_t token = one.token;
+  assert_int_equal(take_mode(f.b, 1, 1, HL_SHARED), HL_OK);
+  assert_int_equal(convert(f.a, &one, true, &token), HL_TIMEOUT);
+  give(f.b);
+  assert_int_equal(convert(f.a, &one, true, &token), HL_OK);
+  assert_true(token > one.token);
+  assert_int_equal(take_mode(f.b, 1, 1, HL_SHARED), HL_TIMEOUT);
+  assert_int_equal(take(f.a, 2, 1), HL_OK); /* the session holds nothing */
+  give(f.a);
+  assert_int_equal(convert(f.a, &one, false, &token), HL_OK);
+  assert_int_equal(take_mode(f.b, 1, 1, HL_SHARED), HL_OK);
+  give(f.b);
+  assert_int_equal(take(f.b, 1, 1), HL_TIMEOUT);
+  assert_int_equal(convert(f.a, &one, true, &token), HL_OK);
+  assert_int_equal(drop(f.a, &one), HL_OK);
+  assert_int_equal(take(f.b, 1, 1), HL_OK);
+  end(&f);
+}
+
+/* The file does not grow for leases that have ended. */
+static void records_are_used_again(void **state) {
+  (void)state;
+  fixture f = begin();
+  struct stat st[2];
+  char path[128];
+  (void)snprintf(path, sizeof path, "%s/control", directory);
+  for (int i = 0; i < 2000; i++) {
+    hl_lease_terms one = terms_of(1, i % 3 ? 60000 : 1);
+    assert_int_equal(lease(f.a, 1, ROWS, &one), HL_OK);
+    if (i % 3 == 1) assert_int_equal(drop(f.a, &one), HL_OK);
+    if (i % 3 == 2) assert_int_equal(end_by(f.a, one.id), 1);
+    if (i % 3 == 2) assert_int_equal(drop(f.a, &one), HL_ELOST);
+    if (i % 3 == 0) (void)usleep(1500);
+    if (i == 100) assert_int_equal(stat(path, &st[0]), 0);
+  }
+  assert_int_equal(stat(path, &st[1]), 0);
+  assert_true(st[0].st_size == st[1].st_size);
+  end(&f);
+}
+
+static void see(void *context, const hl_holder *holder) { *(hl_holder *)context = *holder; }
+
+static void holders_are_shown(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl_lease_terms one = terms_of(1, 60000);
+  hl_row row = {.level = 2, .bucket = 1, .mode = HL_EXCLUSIVE};
+  hl_lease_filter filter = {.rows = &row, .n = 1};
+  hl_holder seen = {0};
+  assert_int_equal(take(f.a, 1, 1), HL_OK);
+  assert_int_equal(ops->holders(f.b, &filter, see, &seen, soon(), NULL), HL_OK);
+  assert_string_equal(seen.application, "test");
+  assert_string_equal(seen.path, "u1/a1");
+  assert_string_equal(seen.label, "a\\x0alabel");
+  assert_int_equal(seen.pid, getpid());
+  assert_int_equal(seen.mode, HL_EXCLUSIVE);
+  assert_int_equal(seen.kind, HL_SESSION);
+  assert_false(seen.waiting);
+  assert_true(strlen(seen.session) > 0);
+  give(f.a);
+  memset(&seen, 0, sizeof seen);
+  assert_int_equal(ops->holders(f.b, &filter, see, &seen, soon(), NULL), HL_OK);
+  assert_int_equal(seen.pid, 0);
+  assert_int_equal(lease(f.a, 1, 1, &one), HL_OK);
+  assert_int_equal(ops->holders(f.b, &filter, see, &seen, soon(), NULL), HL_OK);
+  assert_int_equal(seen.kind, HL_LEASE);
+  assert_string_equal(seen.owner, "owner");
+  assert_in_range(seen.remaining_ms, 50000, 60000);
+  row.bucket = 2;
+  memset(&seen, 0, sizeof seen);
+  assert_int_equal(ops->holders(f.b, &filter, see, &seen, soon(), NULL), HL_OK);
+  assert_int_equal(seen.pid, 0);
+  end(&f);
+}
+
+/* ------------------------------------------------ killed at any instruction */
+
+/* A sanitizer's code has ten times as many instructions, and a tracer of its own. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TRACES 0
+#else
+#define TRACES 1
+#endif
+
+static hl_session *victim;
+static hl_lease_terms subject;
+
+static void do_lease(void) { (void)lease(victim, 1, ROWS, &subject); }
+static void do_drop(void) { (void)drop(victim, &subject); }
+static void do_refresh(void) { (void)refresh(victim, &subject, 50000); }
+static void do_revoke(void) { (void)end_by(victim, subject.id); }
+static void do_adopt(void) {
+  wanted it;
+  hl_lease_terms other = subject;
+  memset(other.holder, 77, sizeof other.holder);
+  want(&it, 1, ROWS, HL_EXCLUSIVE)->lease = &other;
+  (void)victim->store->leases->adopt(victim, &it.request, &it.grant, NULL);
+}
+static void do_to_lease(void) {
+  wanted it;
+  (void)ops->take(victim, want(&it, 1, ROWS, HL_EXCLUSIVE), &it.grant, NULL);
+  it.request.lease = &subject;
+  (void)victim->store->leases->to_lease(victim, &it.request, &it.grant, NULL);
+}
+static void do_up_and_down(void) {
+  uint64_t token = subject.token;
+  (void)convert(victim, &subject, true, &token);
+  (void)convert(victim, &subject, false, &token);
+}
+
+/* Another process does it, and is killed at its instruction number `at`. True: it had done it. */
+static bool killed_at(void (*action)(void), unsigned long at) {
+  int status;
+  pid_t pid = fork();
+  assert_true(pid >= 0);
+  if (pid == 0) {
+    /* What it will use again is made before. */
+    hl_lease_terms other = terms_of(20, 60000);
+    victim = session_new(store_new());
+    (void)lease(victim, 100, ROWS, &other);
+    (void)drop(victim, &other);
+    (void)ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    (void)raise(SIGSTOP);
+    action();
+    (void)raise(SIGSTOP);
+    _exit(0);
+  }
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  for (unsigned long i = 0; i <= at; i++) {
+    assert_int_equal(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (!WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP) break;
+  }
+  bool done = !WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP;
+  assert_int_equal(kill(pid, SIGKILL), 0);
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  return done;
+}
+
+/* Only some instructions are tried, others each time; HIERLOCK_STEP=1: all. */
+static unsigned long stride(void) {
+  const char *given = getenv("HIERLOCK_STEP");
+  return given ? strtoul(given, NULL, 10) : 331;
+}
+
+/* What is left: one lease or none, whole. `held`: there is one before the action, which makes it no
+   less unless it `ends` it. */
+static void killed_anywhere(void (*action)(void), void (*before)(hl_session *), bool ends) {
+  if (!TRACES) skip();
+  fixture f = begin();
+  bool done = false;
+  unsigned long step = stride();
+  for (unsigned long at = (unsigned long)getpid() % step; !done; at += step) {
+    hl_lease_terms other = terms_of(9, 60000);
+    subject = terms_of(1, 60000);
+    if (before) before(f.a);
+    done = killed_at(action, at);
+    /* Until what the dead process has left is mended: there is a lease, or the row is free. */
+    wanted it;
+    int64_t patience = soon();
+    int status;
+    unsigned there;
+    do {
+      want(&it, 1, 1, HL_EXCLUSIVE)->try_once = false;
+      it.request.deadline = hl__now_ms() + 30;
+      it.request.lease = &other;
+      status = ops->take(f.b, &it.request, &it.grant, NULL);
+      there = leases(f.b);
+    } while (status == HL_TIMEOUT && there == 0 && hl__now_ms() < patience);
+    if (status == HL_OK) {
+      assert_int_equal(there, 1);
+      assert_true(ends);
+      assert_int_equal(drop(f.b, &other), HL_OK);
+    } else {
+      assert_int_equal(status, HL_TIMEOUT);
+      assert_int_equal(there, 1);
+      assert_int_equal(end_by(f.b, subject.id), 1);
+    }
+    assert_int_equal(leases(f.b), 0);
+    want(&it, 1, ROWS, HL_EXCLUSIVE)->try_once = false;
+    assert_int_equal(ops->take(f.b, &it.request, &it.grant, NULL), HL_OK);
+    give(f.b);
+  }
+  end(&f);
+}
+
+static void exclusive_before(hl_session *session) {
+  assert_int_equal(lease(session, 1, ROWS, &subject), HL_OK);
+}
+static void update_before(hl_session *session) { update_lease(session, &subject); }
+
+#define KILLED(name, action, before, ends)                                                         \
+  static void a_process_killed_while_it_##name(void **state) {                                     \
+    (void)state;                                                                                   \
+    killed_anywhere(action, before, ends);                                                         \
+  }
+KILLED(takes_a_lease, do_lease, NULL, true)
+KILLED(makes_a_lease_of_a_session_lock, do_to_lease, NULL, true)
+KILLED(drops_one, do_drop, exclusive_before, true)
+KILLED(revokes_one, do_revoke, exclusive_before, true)
+KILLED(refreshes_one, do_refresh, exclusive_before, false)
+KILLED(adopts_one, do_adopt, exclusive_before, false)
+KILLED(converts_one, do_up_and_down, update_before, false)
+
+/* ----------------------------------------------------------------- the tests */
+
+static int directory_begins(void **state) {
+  (void)state;
+  (void)alarm(600);
+  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-embedded-%ld", (long)getpid());
+  dsn = (hl_dsn){.path = directory};
+  if (hl_layout_new(NULL, 0, 100000, &layout, NULL)) return -1;
+  config = (hl_store_config){.dsn = &dsn, .layout = layout, .application = "test", .host = "here"};
+  return 0;
+}
+
+static int directory_ends(void **state) {
+  char command[128];
+  (void)state;
+  (void)alarm(0);
+  (void)snprintf(command, sizeof command, "rm -rf %s", directory);
+  hl_layout_unref(layout);
+  return system(command);
+}
+
+int main(int argc, char **argv) {
+#define TEST(test) cmocka_unit_test_setup_teardown(test, directory_begins, directory_ends)
+  const struct CMUnitTest tests[] = {
+      TEST(leases_and_sessions_exclude),
+      TEST(a_lease_is_over_when_its_time_is_up),
+      TEST(a_revocation_is_told),
+      TEST(a_caller_without_the_secret_takes_nothing_over),
+      TEST(a_session_lock_becomes_a_lease),
+      TEST(a_lease_is_converted),
+      TEST(records_are_used_again),
+      TEST(holders_are_shown),
+      TEST(a_process_killed_while_it_takes_a_lease),
+      TEST(a_process_killed_while_it_makes_a_lease_of_a_session_lock),
+      TEST(a_process_killed_while_it_drops_one),
+      TEST(a_process_killed_while_it_revokes_one),
+      TEST(a_process_killed_while_it_refreshes_one),
+      TEST(a_process_killed_while_it_adopts_one),
+      TEST(a_process_killed_while_it_converts_one),
+      cmocka_unit_test(nothing_is_left),
+  };
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
