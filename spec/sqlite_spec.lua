@@ -107,6 +107,28 @@ support.on_sqlite(function(store)
       end
     end)
 
+    for _, call in ipairs { "refresh", "check", "downgrade", "upgrade" } do
+      it("that was restored from before an upgrade loses the lease for its holder, by " .. call, function()
+        local path = fresh()
+        local one, other = assert(open(path)), assert(open(path))
+        local handle = assert(one:acquire(R1, { mode = "update", ttl = 60 }))
+        local operator = stranger(path)
+        operator:query(("VACUUM INTO '%s-backup'"):format(path))
+        assert(handle:upgrade())
+        if call == "upgrade" then assert(handle:downgrade()) end
+        operator:query(("ATTACH '%s-backup' AS backup"):format(path))
+        operator:query "BEGIN IMMEDIATE"
+        for _, name in ipairs { "leases", "rows" } do
+          operator:query("DELETE FROM hierlock_" .. name)
+          operator:query(("INSERT INTO hierlock_%s SELECT * FROM backup.hierlock_%s"):format(name, name))
+        end
+        operator:query "COMMIT"
+        assert_code("lost", handle[call](handle))
+        assert.is_false(handle:is_held())
+        assert(assert(other:acquire(R1, { mode = "shared", timeout = 0 })):release { confirm = true })
+      end)
+    end
+
     it("is one file, by whichever name, relative or linked", function()
       local path = fresh()
       local manager = assert(open(path))

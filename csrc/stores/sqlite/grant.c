@@ -193,16 +193,16 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
         hl__sqlite_ticket_delete(session, self->ticket, packed, request->n * HL__SQLITE_ROW_SIZE);
     sqlite3_free(packed);
   }
-  if (request->upgrade)
-    number = self->own;
-  else if (code == SQLITE_OK)
-    code = number_next(session, last, false, &number);
+  if (code == SQLITE_OK) code = number_next(session, last, false, &number);
   /* The time counts from here: no waiter has seen the record yet. */
   int64_t now = hl__boot_ms();
-  if (code == SQLITE_OK && request->upgrade)
-    code = hl__sqlite_convert(session, request, NULL, NULL, &self->lost, &self->why);
-  else if (code == SQLITE_OK)
+  if (code == SQLITE_OK && request->upgrade) {
+    hl__sqlite_conversion upgrade = {.request = request, .number = number};
+    code = hl__sqlite_convert(session, &upgrade, &self->lost, &self->why);
+    free(upgrade.packed);
+  } else if (code == SQLITE_OK) {
     code = hl__sqlite_record_add(session, request, number, now);
+  }
   if (code == SQLITE_OK) code = room_reserve(session);
   if (code != SQLITE_OK) return code;
   self->grant->sent_ms = now;

@@ -123,8 +123,10 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
 
 static int drop_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   operation *self = context;
+  hl_lease_terms terms = *self->terms;
   sqlite3_stmt *it;
-  int code = hl__sqlite_find_held(session, self->terms, &it, status, error);
+  terms.token = 0; /* one whose upgrade the file has not goes, too */
+  int code = hl__sqlite_find_held(session, &terms, &it, status, error);
   if (code == SQLITE_ROW) {
     self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
     code = hl__sqlite_rows_keep(it, &self->packed, &self->size);
@@ -243,26 +245,19 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   return HL_OK;
 }
 
-typedef struct converting {
-  const hl_request *request;
-  uint8_t *packed;
-  size_t size;
-} converting;
-
 static int downgrade_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
-  converting *self = context;
-  return hl__sqlite_convert(session, self->request, &self->packed, &self->size, status, error);
+  return hl__sqlite_convert(session, context, status, error);
 }
 
 static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   if (request->upgrade) return hl__sqlite_take(session, request, grant, error);
-  converting self = {.request = request};
+  hl__sqlite_conversion self = {.request = request};
   int status = hl__sqlite_write(session, downgrade_in, &self, "share a lease",
                                 hl__answer_by(request->deadline), error);
   if (status == HL_OK) {
-    grant->place = request->lease->place;
+    grant->place = (uint64_t)self.number;
     rows_ring(session, self.packed, self.size);
   }
   free(self.packed);

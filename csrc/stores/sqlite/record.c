@@ -156,10 +156,12 @@ int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const 
   return hl__sqlite_run(session, HL__SQLITE_DELETE_LEASE);
 }
 
-int hl__sqlite_record_convert(hl__sqlite_session *session, const hl_request *request,
-                              int64_t number, const void *packed, size_t size) {
+/* The lease of that number. */
+static int record_convert(hl__sqlite_session *session, const hl__sqlite_conversion *self,
+                          int64_t number) {
+  const hl_request *request = self->request;
   size_t own_size = request->recorded_n * HL__SQLITE_ROW_SIZE;
-  int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
+  int code = rows_delete(session, HL__SQLITE_DELETE_ROW, self->packed, self->size, number);
   if (code != SQLITE_OK) return code;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_SET_ROWS);
   if (!it) return sqlite3_errcode(session->db);
@@ -169,10 +171,12 @@ int hl__sqlite_record_convert(hl__sqlite_session *session, const hl_request *req
   (void)sqlite3_bind_int64(it, 1, number);
   code = sqlite3_bind_blob64(it, 2, own, own_size, sqlite3_free);
   (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
+  (void)sqlite3_bind_int64(it, 4, self->number);
   if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_SET_ROWS);
   (void)sqlite3_clear_bindings(it);
   if (code != SQLITE_OK) return code;
-  return rows_add(session, HL__SQLITE_ADD_ROW, request->recorded, request->recorded_n, number);
+  return rows_add(session, HL__SQLITE_ADD_ROW, request->recorded, request->recorded_n,
+                  self->number);
 }
 
 int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket) {
@@ -231,20 +235,27 @@ int hl__sqlite_revoked(sqlite3_stmt *it, hl_error *error) {
   return hl__error_revoked(error, by, reason);
 }
 
-int hl__sqlite_find(hl__sqlite_session *session, const hl_lease_terms *terms,
-                    sqlite3_stmt **statement) {
-  /* A lease that was granted while it was cancelled has no known place. */
-  bool placed = terms->place != 0;
-  *statement =
-      hl__sqlite_statement(session, placed ? HL__SQLITE_GET_LEASE : HL__SQLITE_GET_LEASE_BY_ID);
+static int find_by(hl__sqlite_session *session, hl__sqlite_number by, const hl_lease_terms *terms,
+                   sqlite3_stmt **statement) {
+  *statement = hl__sqlite_statement(session, by);
   if (!*statement) return sqlite3_errcode(session->db);
-  if (placed)
+  if (by == HL__SQLITE_GET_LEASE)
     (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
   else
     (void)sqlite3_bind_blob(*statement, 1, terms->id, 16, SQLITE_TRANSIENT);
   int code = hl__sqlite_step(*statement);
-  if (code == SQLITE_ROW && !hl__sqlite_is_bytes(*statement, HL__COLUMN_ID, terms->id))
-    code = SQLITE_DONE;
+  bool found = code == SQLITE_ROW && hl__sqlite_is_bytes(*statement, HL__COLUMN_ID, terms->id);
+  return code == SQLITE_ROW && !found ? SQLITE_DONE : code;
+}
+
+int hl__sqlite_find(hl__sqlite_session *session, const hl_lease_terms *terms,
+                    sqlite3_stmt **statement) {
+  int code = SQLITE_DONE;
+  if (terms->place) code = find_by(session, HL__SQLITE_GET_LEASE, terms, statement);
+  /* A lease that was granted while it was cancelled has no known place, and an upgrade gives it
+     another one. */
+  if (code == SQLITE_DONE && terms->place) (void)sqlite3_reset(*statement);
+  if (code == SQLITE_DONE) code = find_by(session, HL__SQLITE_GET_LEASE_BY_ID, terms, statement);
   return code;
 }
 
@@ -252,19 +263,18 @@ int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *term
                          sqlite3_stmt **statement, int *status, hl_error *error) {
   int code = hl__sqlite_find(session, terms, statement);
   sqlite3_stmt *it = *statement;
-  if (code == SQLITE_ROW && hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder) &&
-      !sqlite3_column_int(it, HL__COLUMN_REVOKED))
-    return SQLITE_ROW;
-  if (code == SQLITE_DONE) {
+  if (code == SQLITE_ROW && !hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder)) {
+    *status = hl__error_imported(error);
+  } else if (code == SQLITE_ROW && sqlite3_column_int(it, HL__COLUMN_REVOKED)) {
+    *status = hl__sqlite_revoked(it, error);
+  } else if (code == SQLITE_DONE ||
+             (code == SQLITE_ROW && /* a restored file, without the upgrade, may let readers in */
+              (uint64_t)sqlite3_column_int64(it, HL__COLUMN_NUMBER) < terms->token >> 8)) {
     *status = hl__sqlite_gone(error);
-  } else if (code == SQLITE_ROW) {
-    code = SQLITE_DONE;
-    if (hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder))
-      *status = hl__sqlite_revoked(it, error);
-    else
-      *status = hl__error_imported(error);
+  } else {
+    return code;
   }
-  return code;
+  return SQLITE_DONE;
 }
 
 int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size) {
@@ -288,26 +298,17 @@ int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, in
   return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
-int hl__sqlite_convert(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
-                       size_t *size, int *status, hl_error *error) {
-  uint8_t *rows = NULL;
-  size_t rows_size = 0;
+int hl__sqlite_convert(hl__sqlite_session *session, hl__sqlite_conversion *self, int *status,
+                       hl_error *error) {
   int64_t number = 0;
   sqlite3_stmt *it;
-  int code = hl__sqlite_find_held(session, request->lease, &it, status, error);
+  int code = hl__sqlite_find_held(session, self->request->lease, &it, status, error);
   if (code == SQLITE_ROW) {
     number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
-    code = hl__sqlite_rows_keep(it, &rows, &rows_size);
+    code = hl__sqlite_rows_keep(it, &self->packed, &self->size);
   }
   (void)sqlite3_reset(it);
-  if (code == SQLITE_OK)
-    code = hl__sqlite_record_convert(session, request, number, rows, rows_size);
-  if (packed) {
-    free(*packed);
-    *packed = rows;
-    *size = rows_size;
-  } else {
-    free(rows);
-  }
+  if (!self->number) self->number = number;
+  if (code == SQLITE_OK) code = record_convert(session, self, number);
   return code == SQLITE_DONE ? SQLITE_OK : code;
 }

@@ -309,11 +309,14 @@ int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request
 int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const void *packed,
                              size_t size, bool record);
 
-/* In a write transaction: the lease of a number, which has these rows, gets the rows and mode of
-   the request (shown). The lease keeps its number, and so its token: no other lease has been
-   exclusive since. SQLite's code. */
-int hl__sqlite_record_convert(hl__sqlite_session *session, const hl_request *request,
-                              int64_t number, const void *packed, size_t size);
+/* A lease that gets the rows and mode of a request (shown). */
+typedef struct hl__sqlite_conversion {
+  const hl_request *request;
+  int64_t number;  /* an upgrade's: a new one, and so a new token. 0: the lease keeps its own, which
+                      is here then */
+  uint8_t *packed; /* the rows that it had; malloc'ed */
+  size_t size;
+} hl__sqlite_conversion;
 /* How the mode of a request stands in the tables, in the column `shared`. */
 static inline int hl__sqlite_mode(hl_mode mode) { return mode == HL_EXCLUSIVE ? 0 : (int)mode; }
 static inline hl_mode hl__sqlite_mode_read(int column) {
@@ -394,10 +397,9 @@ int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size);
    found. SQLite's code. */
 int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
                     int *status, hl_error *error);
-/* Gives the held record the rows and mode of the request. *packed: the rows that it had,
-   malloc'ed; NULL: not wanted. */
-int hl__sqlite_convert(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
-                       size_t *size, int *status, hl_error *error);
+/* In a write transaction: converts the held record. SQLite's code. */
+int hl__sqlite_convert(hl__sqlite_session *session, hl__sqlite_conversion *self, int *status,
+                       hl_error *error);
 
 /* ---- leases.c */
 

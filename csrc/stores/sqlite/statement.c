@@ -37,7 +37,7 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
     [HL__SQLITE_SET_HOLDER] = "UPDATE hierlock_leases SET boot=?2,till=?3,till_unix=?4,holder=?5,"
                               "application=?6,host=?7,pid=?8 WHERE number=?1",
     [HL__SQLITE_SET_ROWS] = "UPDATE hierlock_leases SET "
-                            "rows=?2,shared=?3 WHERE number=?1",
+                            "rows=?2,shared=?3,number=?4 WHERE number=?1",
     [HL__SQLITE_SET_REVOKED] = "UPDATE hierlock_leases SET revoked=1,revoked_by=?2,reason=?3 WHERE "
                                "number=?1",
     [HL__SQLITE_LIST] = "SELECT " RECORD " FROM hierlock_leases ORDER BY number",
