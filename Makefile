@@ -100,7 +100,8 @@ HL_LDFLAGS = $(LIBFLAG) -pthread -Wl,-z,nodelete,-z,relro,-z,now
 USED := $(addprefix csrc/stores/embedded/,directory.c flock.c)
 CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
         $(USED) $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/quorum/*.c) \
-        $(wildcard csrc/stores/sql/*.c) $(wildcard csrc/stores/machine/*.c)
+        $(wildcard csrc/stores/sql/*.c) $(wildcard csrc/stores/machine/*.c) \
+        $(wildcard csrc/stores/judge/*.c)
 # The successor of stores/file: its own tests link it, and nothing else yet, but for what stores/file uses.
 EMBEDDED := $(filter-out $(USED),$(wildcard csrc/stores/embedded/*.c))
 # What makes a store of the table; the table's own test does without.
@@ -112,8 +113,10 @@ $(foreach store,$(CLIENTS),$(eval $(store) := $(wildcard csrc/stores/$($(store)_
 $(foreach store,$(CLIENTS),$(eval $(store)_BINDING := csrc/lua/store/$($(store)_NAME).c))
 # Small and without state that must be one: a store that is a module of its own has a copy of them.
 SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/socket.c csrc/core/layout.c csrc/core/dsn.c csrc/core/hmac.c
-MYSQL_SHARED := csrc/stores/sql/judge.c
-POSTGRESQL_SHARED := csrc/stores/sql/judge.c
+MYSQL_SHARED := csrc/stores/judge/judge.c
+POSTGRESQL_SHARED := $(MYSQL_SHARED)
+REDIS_SHARED := $(MYSQL_SHARED)
+MEMCACHED_SHARED := $(MYSQL_SHARED)
 SQLITE_SHARED := $(wildcard csrc/stores/machine/*.c)
 
 objects = $(patsubst csrc/%.c,$(BUILD)/obj/%.o,$(1))

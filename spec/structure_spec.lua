@@ -58,7 +58,7 @@ end
 describe("csrc", function()
   for _, room in ipairs {
     "core", "lua", "stores/mysql", "stores/postgresql", "stores/redis", "stores/sqlite", "stores/memcached",
-    "stores/quorum", "stores/embedded", "stores/sql", "stores/machine",
+    "stores/quorum", "stores/embedded", "stores/sql", "stores/machine", "stores/judge",
   } do
     it("has no circle in " .. room, function()
       local found = circle(uses { room })

@@ -5,7 +5,7 @@
 /*** @module hierlock */
 #include "hll.h"
 
-#include "../stores/sql/judge.h"
+#include "../stores/judge/judge.h"
 #include "clock.h"
 #include "dsn.h"
 #include "error.h"
@@ -212,43 +212,34 @@ static int dsn(lua_State *L) {
   return raised ? lua_error(L) : 1;
 }
 
-/* Reads the server's variables from the table at 1, by their names. */
-static hl__mysql_server server_read(lua_State *L) {
-  hl__mysql_server server = {0};
-  luaL_checktype(L, 1, LUA_TTABLE);
-  for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1))
-    if (lua_type(L, -2) == LUA_TSTRING && lua_isstring(L, -1))
-      hl__mysql_server_note(&server, lua_tostring(L, -2), lua_tostring(L, -1));
-  return server;
-}
-
 /***
-Judges whether the locks of a MySQL or MariaDB exclude. For hierlock's own Lua code.
-@function core.judge_mysql
+Judges whether the locks of a server exclude. For hierlock's own Lua code.
+@function core.judge
 @local
-@tparam table variables name = value, as `core.mysql_variables` asks for them; `leases`, true: whether
-  it can record leases; `database`, `table` and `engine` (nil: there is no such table): whether the
-  table can be locked
-@treturn[1] string the dialect: `mysql`, `mariadb`
+@string store `mysql`, `postgresql`, `redis` or `memcached`
+@tparam table facts what the server says of itself, by the names that judge.h has: texts, and booleans
+@treturn[1] boolean true
 @return[2] nil
-@return[2] err `unsafe_server`, `not_provisioned`
+@return[2] err `unsafe_server`, `not_provisioned`, `store`
 */
-static int judge_mysql(lua_State *L) {
+static int judge(lua_State *L) {
+  static const char *const stores[] = {"mysql", "postgresql", "redis", "memcached", NULL};
+  static int (*const judges[])(const hl__fact *,
+                               hl_error *) = {hl__mysql_server_judge, hl__pg_server_judge,
+                                              hl__redis_server_judge, hl__memcached_server_judge};
+  hl__fact facts[HL__FACTS_MAX + 1] = {{0}};
   hl_error error;
-  hl__mysql_server server = server_read(L);
-  lua_settop(L, 1);
-  lua_getfield(L, 1, "leases");
-  lua_getfield(L, 1, "database");
-  lua_getfield(L, 1, "table");
-  lua_getfield(L, 1, "engine");
-  int status = hl__mysql_server_judge(&server, &error);
-  if (status == HL_OK && lua_toboolean(L, 2))
-    status = hl__mysql_leases_judge(server.log_bin && server.statement_format, &error);
-  if (status == HL_OK && lua_isstring(L, 4))
-    status = hl__mysql_table_judge(server.mariadb, luaL_optstring(L, 3, ""), lua_tostring(L, 4),
-                                   lua_tostring(L, 5), &error);
-  if (status) return hll_failure(L, &error, 0);
-  lua_pushstring(L, server.mariadb ? "mariadb" : "mysql");
+  int n = 0, store = luaL_checkoption(L, 1, NULL, stores);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  lua_settop(L, 2);
+  /* The table keeps the texts. */
+  for (lua_pushnil(L); lua_next(L, 2); lua_pop(L, 1)) {
+    luaL_argcheck(L, n < HL__FACTS_MAX && lua_type(L, 3) == LUA_TSTRING, 2, "must be facts");
+    const char *value = lua_type(L, 4) == LUA_TSTRING ? lua_tostring(L, 4) : NULL;
+    facts[n++] = (hl__fact){lua_tostring(L, 3), lua_toboolean(L, 4) && !value ? "1" : value};
+  }
+  if (judges[store](facts, &error)) return hll_failure(L, &error, 0);
+  lua_pushboolean(L, 1);
   return 1;
 }
 
@@ -268,33 +259,6 @@ static int judge_mysql_error(lua_State *L) {
   lua_pushstring(L, hl_status_name(status));
   lua_pushstring(L, hint);
   return 2;
-}
-
-/***
-Judges whether the locks of a PostgreSQL exclude. For hierlock's own Lua code.
-@function core.judge_postgresql
-@local
-@tparam table server `version` (of `version()`), `number` (server_version_num),
-  `standby`, `multiple` (of the expression `core.postgresql_multiple`)
-@treturn[1] boolean true
-@return[2] nil
-@return[2] err `unsafe_server`
-*/
-static int judge_postgresql(lua_State *L) {
-  hl_error error;
-  luaL_checktype(L, 1, LUA_TTABLE);
-  lua_settop(L, 1);
-  lua_getfield(L, 1, "version");
-  lua_getfield(L, 1, "number");
-  lua_getfield(L, 1, "standby");
-  lua_getfield(L, 1, "multiple");
-  const hl__pg_server server = {.version = luaL_optstring(L, 2, ""),
-                                .number = (int)luaL_optinteger(L, 3, 0),
-                                .standby = lua_toboolean(L, 4),
-                                .multiple = lua_toboolean(L, 5)};
-  if (hl__pg_server_judge(&server, &error)) return hll_failure(L, &error, 0);
-  lua_pushboolean(L, 1);
-  return 1;
 }
 
 /***
@@ -368,9 +332,8 @@ static const luaL_Reg functions[] = {
     {"is_manager", is_manager},
     {"dsn", dsn},
     {"failure", failure},
-    {"judge_mysql", judge_mysql},
+    {"judge", judge},
     {"judge_mysql_error", judge_mysql_error},
-    {"judge_postgresql", judge_postgresql},
     {"remote_kind", remote_kind},
     {"is_mount_point", is_mount_point},
     {"now", now},

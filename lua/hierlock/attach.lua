@@ -129,11 +129,11 @@ local function check_server(self)
   if not rows then return fail(message, errno, sqlstate) end
   local variables = {}
   for _, row in ipairs(rows) do
-    variables[field(row, 1, "Variable_name")] = field(row, 2, "Value")
+    variables[field(row, 1, "Variable_name")] = tostring(field(row, 2, "Value"))
   end
-  local dialect, err = core.judge_mysql(variables)
-  if not dialect then return nil, err end
-  self.dialect = dialect
+  local safe, err = core.judge("mysql", variables)
+  if not safe then return nil, err end
+  self.dialect = variables.version:find("MariaDB", 1, true) and "mariadb" or "mysql"
   return true
 end
 

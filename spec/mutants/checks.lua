@@ -30,6 +30,7 @@ return {
   area("postgresql", "^csrc/stores/postgresql/", { "core:test_postgresql", "postgresql", "postgresql_leases", "stores on postgresql",
     "update on postgresql", "leases on postgresql", "symfony", "postgresql_security",
     "core:test_memory on_postgresql" }),
+  area("judge", "^csrc/stores/judge/", { "mysql_refusals", "postgresql", "redis", "memcached", "command_doctor" }),
   area("sql", "^csrc/stores/sql/", { "mysql_refusals", "postgresql", "mysql_leases", "postgresql_leases", "mysql_table" }),
   area("redis", "^csrc/stores/redis/", { "redis", "update on redis", "leases on redis", "symfony_redis", "redis_tls",
     "redis_cluster", "redis_sentinel" }),

@@ -59,7 +59,6 @@ static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   connection *self = (connection *)base;
   self->store.base.ops = &hl_store_postgresql;
   self->store.config = &base->config;
-  self->store.provisions = true;
   base->answer_ms = ANSWER_MS;
   int status = hl__pg_params(&self->store, error);
   if (status) return status;

@@ -4,27 +4,31 @@
  */
 #include "memcached_store.h"
 
+#include "../judge/judge.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define OLDEST "1.6"
 /* The server's time is so old at most, where the client's clock is right: ms. */
 #define AHEAD_MS 4000
+
+/* Judges the server by the line that tells its version, or by whether it compares and swaps. */
+static int server_judge(const hl__memcached_link *link, const char *line, const char *cas,
+                        hl_error *error) {
+  char at[288];
+  (void)snprintf(at, sizeof at, "%s:%u", link->server->host, link->server->port);
+  bool told = strncmp(line, "VERSION ", 8) == 0;
+  const hl__fact facts[] = {
+      {"at", at}, {"version", told ? line + 8 : ""}, {"cas_enabled", cas}, {0}};
+  return hl__memcached_server_judge(facts, error);
+}
 
 static int version_check(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error) {
   const char *line;
-  unsigned major = 0, minor = 0;
   int status = hl__memcached_line(session, link, deadline, &line, error);
-  if (status) return status;
-  if (sscanf(line, "VERSION %u.%u", &major, &minor) != 2)
-    return hl__error(error, HL_EUNSAFE_SERVER, "what answers at %s:%u is no Memcached",
-                     link->server->host, link->server->port);
-  if (major > 1 || (major == 1 && minor >= 6)) return HL_OK;
-  return hl__error(error, HL_EUNSAFE_SERVER,
-                   "memcached at %s:%u is %u.%u; " OLDEST " or later is needed", link->server->host,
-                   link->server->port, major, minor);
+  return status ? status : server_judge(link, line, NULL, error);
 }
 
 /* Levels that the program leaves open are taken from the item. */
@@ -49,10 +53,7 @@ static int space_agree(hl__memcached_session *session, const hl__memcached_link 
   if (!item->found)
     return hl__error(error, HL_ECONNECTION, "memcached at %s:%u does not keep what it is given",
                      link->server->host, link->server->port);
-  if (item->cas == 0)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "memcached at %s:%u cannot compare and swap (option -C)", link->server->host,
-                     link->server->port);
+  if (item->cas == 0) return server_judge(link, "VERSION 1.6", "no", error);
   if (strncmp(item->data, "hierlock", 8) == 0 && strncmp(item->data, "hierlock1 ", 10) != 0)
     return hl__error(error, HL_EMISMATCH,
                      "the item %s on %s:%u was made by another version of "

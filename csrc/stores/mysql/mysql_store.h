@@ -36,7 +36,7 @@
 #include "socket.h"
 #include "store.h"
 
-#include "../sql/judge.h"
+#include "../judge/judge.h"
 
 #include <mysql.h>
 #include <pthread.h>

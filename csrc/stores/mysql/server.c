@@ -246,12 +246,12 @@ static int greeting_refuse(const hl__mysql_session *session, hl_error *error) {
 }
 
 static int variables_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_error *error) {
-  hl__mysql_server server = {0};
+  hl__fact facts[HL__FACTS_MAX + 1] = {{0}};
   MYSQL_ROW row;
-  while ((row = hl__mysql_row(result, 2)))
-    hl__mysql_server_note(&server, row[0] ? row[0] : "", row[1] ? row[1] : "");
-  session->repeatable = server.log_bin && server.statement_format;
-  return hl__mysql_server_judge(&server, error);
+  for (int n = 0; n < HL__FACTS_MAX && (row = hl__mysql_row(result, 2)); n++)
+    facts[n] = (hl__fact){row[0] ? row[0] : "", row[1]};
+  session->repeatable = hl__mysql_logs_statements(facts);
+  return hl__mysql_server_judge(facts, error);
 }
 
 int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {

@@ -31,7 +31,7 @@
  */
 #include "postgresql_store.h"
 
-#include "../sql/judge.h"
+#include "../judge/judge.h"
 #include "mode.h"
 
 #include <errno.h>

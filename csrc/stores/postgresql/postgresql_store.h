@@ -52,8 +52,6 @@ typedef struct hl__pg_store {
   const hl_store_config *config;
   int64_t connect_timeout;        /* ms; per host, if the DSN names several */
   atomic_int_fast64_t connecting; /* how long the last connecting took; ms */
-  bool provisions;                /* `hierlock provision` opened it: it makes the tables of leases,
-                                     which may be incomplete */
   /* When to sweep the tables of leases next; hl__now_ms. */
   atomic_int_fast64_t sweep;
 } hl__pg_store;
@@ -327,8 +325,6 @@ int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error);
 
 /* Receives libpq's notices; prints nothing. argument: the session. */
 void hl__pg_notice(void *argument, const PGresult *result);
-/* Gives *error the SQLSTATE of a missing privilege, which a catalog has shown. Returns status. */
-int hl__pg_denied(int status, hl_error *error);
 /* The status of an error, and its message. result: NULL for the connection's error. doing: the
    attempted action ("connect", "lock rows"). */
 int hl__pg_error(const hl__pg_session *session, const PGresult *result, const char *doing,

@@ -5,7 +5,7 @@
  */
 #include "postgresql_store.h"
 
-#include "../sql/judge.h"
+#include "../judge/judge.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,9 +17,7 @@ static int greeting_refuse(const hl__pg_session *session, hl_error *error) {
   const char *version = PQparameterStatus(connection, "server_version");
   if (PQparameterStatus(connection, "crdb_version"))
     return hl__error(error, HL_EUNSAFE_SERVER, "CockroachDB has no advisory locks");
-  const hl__pg_server server = {.version = version ? version : "",
-                                .number = PQserverVersion(connection)};
-  return hl__pg_server_judge(&server, error);
+  return hl__pg_server_judge((const hl__fact[]){{"version", version}, {0}}, error);
 }
 
 enum {
@@ -47,18 +45,24 @@ static const char server_sql[] =
     "s.relname='hier_lock_token' AND s.relnamespace="
     "(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname='public')";
 
-static bool is_true(const char *value) { return value && *value == 't'; }
-
 static int server_refuse(hl__pg_session *session, const PGresult *result, hl_error *error) {
   const char *version = hl__pg_field(result, 0, VERSION);
   const char *backend = hl__pg_field(result, 0, BACKEND);
+  const char *oid = hl__pg_field(result, 0, SEQUENCE), *gate = hl__pg_field(result, 0, GATE);
   if (!version || !backend)
     return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
-  const hl__pg_server server = {.version = version,
-                                .number = PQserverVersion(session->connection),
-                                .standby = is_true(hl__pg_field(result, 0, STANDBY)),
-                                .multiple = is_true(hl__pg_field(result, 0, MULTIPLE))};
-  int status = hl__pg_server_judge(&server, error);
+  const hl__fact facts[] = {{"version", version},
+                            {"standby", hl__pg_field(result, 0, STANDBY)},
+                            {"multiple", hl__pg_field(result, 0, MULTIPLE)},
+                            {"sequence", oid},
+                            {"sequence_usable", hl__pg_field(result, 0, MAY_USE)},
+                            {"gate", gate},
+                            {0}};
+  session->sequence = oid ? (unsigned)strtoul(oid, NULL, 10) : 0;
+  /* What this role can see of leases: see gate.c. */
+  session->blind = gate && *gate == 'b';
+  session->gated = gate && *gate == 't';
+  int status = hl__pg_server_judge(facts, error);
   if (status) return status;
   /* A pooler shows a number of its own, and may lead each transaction to another session, without
      our settings. */
@@ -67,37 +71,6 @@ static int server_refuse(hl__pg_session *session, const PGresult *result, hl_err
                      "a pooler or proxy stands before the server, and may give "
                      "our session to others: connect to the server itself");
   return HL_OK;
-}
-
-/* If an administrator has made a sequence for tokens, all programs must use it. */
-static int sequence_read(hl__pg_session *session, const PGresult *result, hl_error *error) {
-  const char *oid = hl__pg_field(result, 0, SEQUENCE);
-  session->sequence = oid ? (unsigned)strtoul(oid, NULL, 10) : 0;
-  if (!oid || is_true(hl__pg_field(result, 0, MAY_USE))) return HL_OK;
-  return hl__pg_denied(hl__error(error, HL_ESTORE,
-                                 "there is a sequence public.hier_lock_token, and no privilege "
-                                 "to use it: GRANT USAGE ON SEQUENCE public.hier_lock_token"),
-                       error);
-}
-
-/* Reads what this role can see of leases: see gate.c. */
-static int gate_read(hl__pg_session *session, const PGresult *result, hl_error *error) {
-  const char *gate = hl__pg_field(result, 0, GATE);
-  session->blind = gate && *gate == 'b';
-  session->gated = gate && *gate == 't';
-  /* `hierlock provision` is about to mend it. */
-  if (gate && *gate == 'm' && !session->store->provisions)
-    return hl__error(error, HL_ENOT_PROVISIONED,
-                     "the sequence public.hier_lock_gate is missing, but "
-                     "public.hier_lock_lease_rows is there: hierlock provision "
-                     "--leases mends it");
-  if (!gate || *gate != 'u') return HL_OK;
-  return hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
-                                 "there are leases in this database, and no privilege to see "
-                                 "them: GRANT SELECT ON SEQUENCE public.hier_lock_gate, and "
-                                 "SELECT, DELETE, UPDATE ON public.hier_lock_leases, "
-                                 "public.hier_lock_lease_rows"),
-                       error);
 }
 
 /* Other levels have other keys, so a program with other levels would exclude no one. The sequence's
@@ -136,7 +109,7 @@ static void session_sql(const hl__pg_session *session, char *out, size_t size) {
                  "SET row_security=off;SET enable_seqscan=off;SET jit=off;SET "
                  "plan_cache_mode=force_generic_plan;"
                  "SET idle_in_transaction_session_timeout=%lld;%s",
-                 session->store->provisions ? 0 : HL__PG_TABLE_MS,
+                 HL__PG_TABLE_MS,
                  PQserverVersion(session->connection) >= 170000 ? "SET transaction_timeout=0;" : "",
                  /* The server's limit is 24 days. If it keeps a lock longer than we believe, that
                     does no harm. */
@@ -155,8 +128,6 @@ int hl__pg_verify(hl__pg_session *session, hl_error *error) {
   session_sql(session, sql, sizeof sql);
   status = hl__pg_query(session, sql, COLUMNS, &result, error);
   if (status == HL_OK) status = server_refuse(session, result, error);
-  if (status == HL_OK) status = sequence_read(session, result, error);
-  if (status == HL_OK) status = gate_read(session, result, error);
   if (status == HL_OK) status = layout_agree(session, hl__pg_field(result, 0, LEVELS), error);
   PQclear(result);
   if (status || PQserverVersion(session->connection) < 140000) return status;

@@ -10,6 +10,8 @@
  */
 #include "postgresql_store.h"
 
+#include "../judge/judge.h"
+
 #include <stdio.h>
 #include <string.h>
 

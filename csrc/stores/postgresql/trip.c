@@ -3,7 +3,7 @@
  */
 #include "postgresql_store.h"
 
-#include "../sql/judge.h"
+#include "../judge/judge.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -62,11 +62,6 @@ int hl__pg_error_state(const char *state, const char *message, const char *doing
   return status;
 }
 
-int hl__pg_denied(int status, hl_error *error) {
-  if (error) memcpy(error->sqlstate, "42501", sizeof error->sqlstate);
-  return status;
-}
-
 int hl__pg_error(const hl__pg_session *session, const PGresult *result, const char *doing,
                  hl_error *error) {
   const char *state = NULL, *message = NULL;

@@ -4,11 +4,10 @@
  */
 #include "redis_store.h"
 
+#include "../judge/judge.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-/* TIME in scripts that write, HSET of many fields, SET PX: 6.2 is the oldest that is tried. */
-#define OLDEST 602
 
 /* The value of a field of INFO, up to the end of its line; "" where it is absent. */
 static const char *info(const char *text, const char *field, char out[64]) {
@@ -36,15 +35,14 @@ static int refuse(const hl__redis_session *session, const char *text, bool senti
                   hl_error *error) {
   const hl__redis_store *store = session->store;
   bool cluster = info_is(text, "cluster_enabled", "1");
-  char found[64];
-  unsigned major = 0, minor = 0;
-  if (sscanf(info(text, "redis_version", found), "%u.%u", &major, &minor) != 2 ||
-      major * 100 + minor < OLDEST)
-    return hl__error(error, HL_EUNSAFE_SERVER, "the server is Redis %s; 6.2 or later is needed",
-                     found);
+  char version[64], role[64], policy[64];
+  const hl__fact facts[] = {{"redis_version", info(text, "redis_version", version)},
+                            {"role", info(text, "role", role)},
+                            {"maxmemory_policy", info(text, "maxmemory_policy", policy)},
+                            {0}};
   if (info_is(text, "loading", "1"))
     return hl__error(error, HL_ECONNECTION, "the server is loading its data");
-  if (sentinels && !info_is(text, "role", "master"))
+  if (sentinels && strcmp(role, "master") != 0)
     return hl__error(error, HL_ECONNECTION, "it is a replica yet");
   if (store->base.layout && cluster != (store->cluster != NULL))
     return hl__error(error, HL_EUNSAFE_SERVER,
@@ -56,22 +54,14 @@ static int refuse(const hl__redis_session *session, const char *text, bool senti
   if (cluster && (store->database || sentinels))
     return hl__error(error, HL_EUNSUPPORTED,
                      "a node of Redis Cluster has neither databases nor sentinels");
-  if (cluster && !info_is(text, "role", "master")) {
+  if (cluster && strcmp(role, "master") != 0) {
     /* Any node can tell of the others. */
     if (session->face == session) return HL_OK;
     (void)hl__error(error, HL_ECONNECTION, "the node is a replica now");
     if (error) error->retryable = true;
     return HL_ECONNECTION;
   }
-  if (!info_is(text, "role", "master"))
-    return hl__error(error, HL_EUNSAFE_SERVER, "the server is a replica: connect to its master");
-  if (!info_is(text, "maxmemory_policy", "noeviction"))
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server may evict locks when its memory is full "
-                     "(maxmemory-policy %s): CONFIG SET maxmemory-policy "
-                     "noeviction",
-                     info(text, "maxmemory_policy", found));
-  return HL_OK;
+  return hl__redis_server_judge(facts, error);
 }
 
 /* Whether a restart forgets nothing. Without the right to ask, assume that it forgets. */

@@ -6,7 +6,7 @@
 #include "layout.h"
 #include "mode.h"
 
-#include "judge.h"
+#include "../judge/judge.h"
 
 #include <inttypes.h>
 #include <stdio.h>

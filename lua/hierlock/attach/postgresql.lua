@@ -54,12 +54,11 @@ end
 -- Drivers give a boolean as the server sent it, or as a boolean of Lua.
 local function is_true(value) return value == true or value == "t" end
 
--- The schema is named: the program's search_path may have functions of the same names, by another author. c7: the
+-- The schema is named: the program's search_path may have functions of the same names, by another author. c6: the
 -- question's number, which tells its answer from another's.
 local LOOK = "SAVEPOINT hierlock;SELECT pg_catalog.current_setting('statement_timeout') AS c1," ..
   "pg_catalog.current_setting('lock_timeout') AS c2,pg_catalog.pg_is_in_recovery() AS c3," ..
-  "pg_catalog.current_setting('server_version_num') AS c4,pg_catalog.version() AS c5," ..
-  core.postgresql_multiple .. " AS c6,%d AS c7"
+  "pg_catalog.version() AS c4," .. core.postgresql_multiple .. " AS c5,%d AS c6"
 local UNDO = "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock"
 
 local asked = 0
@@ -80,14 +79,13 @@ local function begin(run, drop)
     return fail(message, nil, nil, GONE)
   end
   local row = type(rows) == "table" and rows[1]
-  if type(row) ~= "table" or tonumber(column(row, 7)) ~= asked then
+  if type(row) ~= "table" or tonumber(column(row, 6)) ~= asked then
     drop()
     return fail("the answer is that to an earlier question, and the connection was closed", nil, nil, GONE)
   end
-  local safe, err = core.judge_postgresql {
-    version = column(row, 5), number = tonumber(column(row, 4)),
-    standby = is_true(column(row, 3)), multiple = is_true(column(row, 6)),
-  }
+  local safe, err = core.judge("postgresql", {
+    version = column(row, 4), standby = is_true(column(row, 3)), multiple = is_true(column(row, 5)),
+  })
   if safe then return { column(row, 1), column(row, 2) } end
   run(UNDO)
   return nil, err

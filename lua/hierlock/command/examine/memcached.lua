@@ -1,5 +1,6 @@
 --- Checks a list of Memcacheds, in their text protocol, which knows no log-in.
 
+local core = require "hierlock.core"
 local uv = require "luv"
 
 local memcached = {}
@@ -57,11 +58,10 @@ local function look(subject, found, host, port, several)
   end
   subject.unsettled = subject.unsettled or not facts.space
   found:add("reached" .. name, "ok", ("%s:%d, up for %s s"):format(host, port, facts.uptime or "?"), why_reached)
-  local major, minor = (facts.version or ""):match "^(%d+)%.(%d+)"
-  local new = major and (tonumber(major) > 1 or tonumber(minor) >= 6)
+  local new = core.judge("memcached", { version = facts.version })
   found:add("version" .. name, new and "ok" or "wrong", facts.version or "unknown", "Older servers lack the meta commands that the protocol is made of.",
     "install Memcached 1.6 or later")
-  local cas = facts.cas_enabled ~= "no"
+  local cas = core.judge("memcached", { version = "1.6", cas_enabled = facts.cas_enabled })
   found:add("compare and swap" .. name, cas and "ok" or "wrong", cas and "on" or "off",
     "Each change of who holds what is a compare-and-swap; without it two could be granted.", "start memcached without -C")
   local evicted, used, most = number(facts.evictions), number(facts.bytes), number(facts.limit_maxbytes)

@@ -74,12 +74,12 @@ local function judge(self, names, facts)
   facts = facts or {}
   facts.version = self.mariadb and "10.6-MariaDB" or "8.0"
   for _, name in ipairs(names) do facts[name] = self.variables[name] end
-  return core.judge_mysql(facts)
+  return core.judge("mysql", facts)
 end
 
 local function version(self, found)
-  local dialect, err = core.judge_mysql { version = self.variables.version }
-  found:add("version", dialect and "ok" or "wrong", dialect and self.variables.version or err.message,
+  local new, err = core.judge("mysql", { version = self.variables.version })
+  found:add("version", new and "ok" or "wrong", new and self.variables.version or err.message,
     "Older servers, and others that speak their protocol, take no such row locks.",
     "install MySQL 8.0 or MariaDB 10.6, or later")
   self.mariadb = self.variables.version:find "MariaDB" ~= nil

@@ -8,11 +8,11 @@ local postgresql = {}
 
 local LOOPBACK = { localhost = true, ["127.0.0.1"] = true, ["::1"] = true }
 local SLOW_DETECTION = 10000 -- ms
-local NEW = 130000           -- a version that is no reason to refuse a server
+local NEW = "13"             -- a version that is no reason to refuse a server
 local LEVELS = 3             -- rows of a usual lock, where nothing else is said
 
 local FACTS = [[
-SELECT version(), current_setting('server_version_num'), pg_is_in_recovery(), ]] .. core.postgresql_multiple .. [[,
+SELECT version(), pg_is_in_recovery(), ]] .. core.postgresql_multiple .. [[,
   current_user, current_database(), (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()),
   (SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()),
   (SELECT COUNT(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'),
@@ -61,17 +61,19 @@ local function see_all(self) return ("GRANT pg_read_all_stats TO %s;"):format(qu
 
 -- -------------------------------------------------------------- checks
 
+-- Adds what the store itself would say of these facts.
+local function judge(found, check, facts, well, why, mend)
+  facts.version = facts.version or NEW
+  local safe, err = core.judge("postgresql", facts)
+  found:add(check, safe and "ok" or "wrong", safe and well or err.message, why, mend)
+end
+
 local function version(self, found)
-  -- Adds what the store itself would say of these facts.
-  local function judge(check, facts, well, why, mend)
-    local safe, err = core.judge_postgresql(facts)
-    found:add(check, safe and "ok" or "wrong", safe and well or err.message, why, mend)
-  end
-  judge("version", { version = self.version, number = self.number }, self.version:match "^[^,]*",
+  judge(found, "version", { version = self.version }, self.version:match "^[^,]*",
     "Older servers, and others that speak its protocol, have other advisory locks, or none.", "install PostgreSQL 13 or later")
-  judge("standby", { number = NEW, standby = self.standby }, "no",
+  judge(found, "standby", { standby = self.standby }, "no",
     "On a standby locks are granted, but exclude no other program.", "name the primary in the DSN, or all servers with target_session_attrs=primary")
-  judge("cluster", { number = NEW, multiple = self.multiple }, "none that can be seen",
+  judge(found, "cluster", { multiple = self.multiple }, "none that can be seen",
     "With several primaries, an advisory lock on one does not hold on the others.", "use a server outside of the cluster for the locks")
 end
 
@@ -136,11 +138,9 @@ end
 
 local function tokens(self, found)
   local why = "A sequence makes fencing tokens that grow whatever becomes of the clock; it must be the same for all."
-  if not self.sequence then
-    return found:add("tokens", "ok", "by the server's clock: there is no sequence public.hier_lock_token (sql/postgresql.sql makes it)", why)
-  end
-  found:add("tokens", self.sequence_usable and "ok" or "wrong", self.sequence_usable and "by the sequence public.hier_lock_token" or
-    "no privilege to use the sequence public.hier_lock_token", why,
+  judge(found, "tokens", { sequence = self.sequence, sequence_usable = self.sequence_usable },
+    self.sequence and "by the sequence public.hier_lock_token" or
+      "by the server's clock: there is no sequence public.hier_lock_token (sql/postgresql.sql makes it)", why,
     ("GRANT USAGE ON SEQUENCE public.hier_lock_token TO %s;"):format(quoted(self.role)))
 end
 
@@ -255,10 +255,10 @@ function postgresql.examine(subject, found)
   end
   local row = facts[1]
   local self = {
-    connection = connection, subject = subject, settings = {}, sources = {}, version = row[1], number = tonumber(row[2]), standby = is_true(row[3]),
-    multiple = is_true(row[4]), role = row[5], database = row[6], ssl = is_true(row[7]), tls_version = row[8] or "", others = tonumber(row[9]),
-    role_limit = tonumber(row[10]) or -1, database_limit = tonumber(row[11]) or -1, sequence = is_true(row[12]), sequence_usable = is_true(row[13]),
-    public = is_true(row[14]), functions = is_true(row[15]), locks = tonumber(row[16]), unseen = tonumber(row[17]),
+    connection = connection, subject = subject, settings = {}, sources = {}, version = row[1], standby = is_true(row[2]),
+    multiple = is_true(row[3]), role = row[4], database = row[5], ssl = is_true(row[6]), tls_version = row[7] or "", others = tonumber(row[8]),
+    role_limit = tonumber(row[9]) or -1, database_limit = tonumber(row[10]) or -1, sequence = is_true(row[11]), sequence_usable = is_true(row[12]),
+    public = is_true(row[13]), functions = is_true(row[14]), locks = tonumber(row[15]), unseen = tonumber(row[16]),
   }
   for _, setting in ipairs(settings) do self.settings[setting[1]], self.sources[setting[1]] = setting[2], setting[3] end
   subject.observers_blind = self.settings.track_activities == "on" and see_all(self) or

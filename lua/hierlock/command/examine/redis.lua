@@ -1,6 +1,7 @@
 --- Checks a Redis or Valkey: its role, its data's durability, and the user's rights. Asks INFO, which programs need,
 -- too, and commands that an administrator may have left open: CONFIG GET, ACL WHOAMI.
 
+local core = require "hierlock.core"
 local files = require "hierlock.command.examine.files"
 
 local unpack = table.unpack or unpack -- luacheck: ignore
@@ -8,7 +9,6 @@ local unpack = table.unpack or unpack -- luacheck: ignore
 local redis = {}
 
 local LOOPBACK = { localhost = true, ["127.0.0.1"] = true, ["::1"] = true }
-local OLDEST = 602
 local SLOTS = 16384
 local NEARLY = 0.9 -- of maxmemory
 local SEEN = 1000  -- keys that are looked at, to see whose they are
@@ -81,13 +81,18 @@ local function setting(self, name)
   return type(reply) == "table" and reply[2]
 end
 
+-- "ok", or "wrong" where the store would refuse a server for what INFO says in this field.
+local function judge(self, name)
+  local facts = { redis_version = "7.0", role = "master", maxmemory_policy = "noeviction" }
+  facts[name] = self.info[name] or ""
+  return core.judge("redis", facts) and "ok" or "wrong"
+end
+
 local function role(self, found)
   local info = self.info
-  local major, minor = (info.redis_version or ""):match "^(%d+)%.(%d+)"
-  local new = major and tonumber(major) * 100 + tonumber(minor) >= OLDEST
-  found:add("version", new and "ok" or "wrong", (info.server_name or "redis") .. " " .. (info.valkey_version or info.redis_version or "unknown"),
+  found:add("version", judge(self, "redis_version"), (info.server_name or "redis") .. " " .. (info.valkey_version or info.redis_version or "unknown"),
     "Older servers lack commands that the protocol is made of.", "install Redis 6.2 or later, or Valkey")
-  found:add("replica", info.role == "master" and "ok" or "wrong", info.role == "master" and "no" or "it follows " .. (info.master_host or "another"),
+  found:add("replica", judge(self, "role"), info.role == "master" and "no" or "it follows " .. (info.master_host or "another"),
     "A replica takes no locks, and knows late of those of its master.",
     { "name the master in the DSN; or, if this one is to be the master:", unpack(commands(self, "REPLICAOF NO ONE")) })
   local why = "Each tree is on one node of a cluster: while that is down, its nodes cannot be locked."
@@ -103,7 +108,7 @@ end
 local function memory(self, found)
   local info = self.info
   local policy, most, used = info.maxmemory_policy or "unknown", tonumber(info.maxmemory) or 0, tonumber(info.used_memory) or 0
-  found:add("eviction", policy == "noeviction" and "ok" or "wrong", "maxmemory-policy " .. policy,
+  found:add("eviction", judge(self, "maxmemory_policy"), "maxmemory-policy " .. policy,
     "A lock that is evicted when memory is short is granted to another program while its holder believes in it.", config(self, "maxmemory-policy noeviction"))
   local full = most > 0 and used > most * NEARLY
   found:add("memory", full and "warning" or "ok", most == 0 and "no limit" or ("%.0f of %.0f MiB used"):format(used / 2 ^ 20, most / 2 ^ 20),

@@ -7,32 +7,28 @@
 #include "error.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------ the server */
+/* The value of the fact; "" where it is unknown. */
+static const char *fact(const hl__fact *facts, const char *name) {
+  for (; facts->name; facts++)
+    if (strcmp(facts->name, name) == 0) return facts->value ? facts->value : "";
+  return "";
+}
 
-static bool is_on(const char *value) { return strcmp(value, "ON") == 0 || strcmp(value, "1") == 0; }
+static bool fact_is(const hl__fact *facts, const char *name, const char *value) {
+  return strcmp(fact(facts, name), value) == 0;
+}
 
-void hl__mysql_server_note(hl__mysql_server *server, const char *name, const char *value) {
-  if (strcmp(name, "version") == 0) {
-    (void)snprintf(server->version, sizeof server->version, "%s", value);
-    server->mariadb = strstr(value, "MariaDB");
-  } else if (strcmp(name, "read_only") == 0) {
-    /* MariaDB 11 and later also know NO_LOCK and NO_LOCK_NO_ADMIN. */
-    server->read_only |= strcmp(value, "OFF") != 0 && strcmp(value, "0") != 0;
-  } else if (strcmp(name, "super_read_only") == 0 || strcmp(name, "innodb_read_only") == 0) {
-    server->read_only |= is_on(value);
-  } else if (strcmp(name, "wsrep_on") == 0) {
-    server->galera = is_on(value);
-  } else if (strcmp(name, "log_bin") == 0) {
-    server->log_bin = is_on(value);
-  } else if (strcmp(name, "binlog_format") == 0) {
-    server->statement_format = strcmp(value, "STATEMENT") == 0;
-  } else if (strcmp(name, "group_replication_group_name") == 0) {
-    server->group = *value;
-  } else if (strcmp(name, "group_replication_single_primary_mode") == 0) {
-    server->group_single_primary = is_on(value);
-  }
+static bool is_on(const hl__fact *facts, const char *name) {
+  return fact_is(facts, name, "ON") || fact_is(facts, name, "1") || fact_is(facts, name, "t");
+}
+
+/* ------------------------------------------------------- MySQL and MariaDB */
+
+bool hl__mysql_logs_statements(const hl__fact *facts) {
+  return is_on(facts, "log_bin") && fact_is(facts, "binlog_format", "STATEMENT");
 }
 
 int hl__mysql_version_judge(const char *version, hl_error *error) {
@@ -47,24 +43,6 @@ int hl__mysql_version_judge(const char *version, hl_error *error) {
                      "the server is too old (%.60s): MySQL 8.0 or MariaDB 10.6 "
                      "and later are supported",
                      number);
-  return HL_OK;
-}
-
-int hl__mysql_server_judge(const hl__mysql_server *server, hl_error *error) {
-  int status = hl__mysql_version_judge(server->version, error);
-  if (status) return status;
-  if (server->read_only)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is read-only, a replica perhaps: locks there "
-                     "protect nothing; connect to the primary");
-  if (server->galera)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is a node of a Galera cluster: its row locks "
-                     "do not hold on the other nodes");
-  if (server->group && !server->group_single_primary)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server belongs to a group with several primaries: "
-                     "its row locks do not hold on the others");
   return HL_OK;
 }
 
@@ -89,6 +67,33 @@ int hl__mysql_table_judge(bool mariadb, const char *database, const char *table,
                      "it must be InnoDB",
                      table, engine);
   return HL_OK;
+}
+
+int hl__mysql_server_judge(const hl__fact *facts, hl_error *error) {
+  const char *read_only = fact(facts, "read_only"), *table = fact(facts, "table");
+  const char *engine = fact(facts, "engine"), *version = fact(facts, "version");
+  int status = hl__mysql_version_judge(version, error);
+  if (status) return status;
+  /* MariaDB 11 and later also know NO_LOCK and NO_LOCK_NO_ADMIN. */
+  if ((*read_only && strcmp(read_only, "OFF") != 0 && strcmp(read_only, "0") != 0) ||
+      is_on(facts, "super_read_only") || is_on(facts, "innodb_read_only"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is read-only, a replica perhaps: locks there "
+                     "protect nothing; connect to the primary");
+  if (is_on(facts, "wsrep_on"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is a node of a Galera cluster: its row locks "
+                     "do not hold on the other nodes");
+  if (*fact(facts, "group_replication_group_name") &&
+      !is_on(facts, "group_replication_single_primary_mode"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server belongs to a group with several primaries: "
+                     "its row locks do not hold on the others");
+  if (is_on(facts, "leases"))
+    status = hl__mysql_leases_judge(hl__mysql_logs_statements(facts), error);
+  if (status || !*table) return status;
+  return hl__mysql_table_judge(strstr(version, "MariaDB"), fact(facts, "database"), table,
+                               *engine ? engine : NULL, error);
 }
 
 /* ------------------------------------------------------------ its errors */
@@ -170,27 +175,87 @@ int hl__mysql_error_judge(unsigned number, const char *message, bool program, ch
 
 /* ------------------------------------------------------------ PostgreSQL */
 
-#define PG_NUMBER_MIN 130000
+#define PG_OLDEST 13
 
-int hl__pg_server_judge(const hl__pg_server *server, hl_error *error) {
-  const char *version = server->version;
+int hl__pg_denied(int status, hl_error *error) {
+  if (error) memcpy(error->sqlstate, "42501", sizeof error->sqlstate);
+  return status;
+}
+
+int hl__pg_server_judge(const hl__fact *facts, hl_error *error) {
+  const char *version = fact(facts, "version");
+  const char *number = version + strcspn(version, "0123456789");
   if (strstr(version, "-YB-") || strstr(version, "CockroachDB") || strstr(version, "Redshift"))
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server is not PostgreSQL (%.60s): its advisory locks "
                      "are other ones, or none",
                      version);
-  if (server->number < PG_NUMBER_MIN)
+  if (strtol(number, NULL, 10) < PG_OLDEST)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server is too old (%.60s): PostgreSQL 13 and later "
                      "are supported",
                      version);
-  if (server->standby)
+  if (is_on(facts, "standby"))
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server is a standby: locks there protect nothing; "
                      "connect to the primary (target_session_attrs=primary)");
-  if (server->multiple)
+  if (is_on(facts, "multiple"))
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server belongs to a group with several primaries "
                      "(bdr, spock): its locks do not hold on the others");
+  /* If an administrator has made a sequence for tokens, all programs must use it. */
+  if (*fact(facts, "sequence") && !is_on(facts, "sequence_usable"))
+    return hl__pg_denied(hl__error(error, HL_ESTORE,
+                                   "there is a sequence public.hier_lock_token, and no privilege "
+                                   "to use it: GRANT USAGE ON SEQUENCE public.hier_lock_token"),
+                         error);
+  if (fact_is(facts, "gate", "m"))
+    return hl__error(error, HL_ENOT_PROVISIONED,
+                     "the sequence public.hier_lock_gate is missing, but "
+                     "public.hier_lock_lease_rows is there: hierlock provision "
+                     "--leases mends it");
+  if (fact_is(facts, "gate", "u"))
+    return hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
+                                   "there are leases in this database, and no privilege to see "
+                                   "them: GRANT SELECT ON SEQUENCE public.hier_lock_gate, and "
+                                   "SELECT, DELETE, UPDATE ON public.hier_lock_leases, "
+                                   "public.hier_lock_lease_rows"),
+                         error);
+  return HL_OK;
+}
+
+/* -------------------------------------------------- Redis and Memcached */
+
+/* TIME in scripts that write, HSET of many fields, SET PX: 6.2 is the oldest that is tried. */
+#define REDIS_OLDEST 602
+
+int hl__redis_server_judge(const hl__fact *facts, hl_error *error) {
+  const char *version = fact(facts, "redis_version"), *policy = fact(facts, "maxmemory_policy");
+  unsigned major = 0, minor = 0;
+  if (sscanf(version, "%u.%u", &major, &minor) != 2 || major * 100 + minor < REDIS_OLDEST)
+    return hl__error(error, HL_EUNSAFE_SERVER, "the server is Redis %s; 6.2 or later is needed",
+                     version);
+  if (!fact_is(facts, "role", "master"))
+    return hl__error(error, HL_EUNSAFE_SERVER, "the server is a replica: connect to its master");
+  if (strcmp(policy, "noeviction") != 0)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server may evict locks when its memory is full "
+                     "(maxmemory-policy %s): CONFIG SET maxmemory-policy "
+                     "noeviction",
+                     policy);
+  return HL_OK;
+}
+
+int hl__memcached_server_judge(const hl__fact *facts, hl_error *error) {
+  const char *at = fact(facts, "at");
+  unsigned major = 0, minor = 0;
+  if (sscanf(fact(facts, "version"), "%u.%u", &major, &minor) != 2)
+    return hl__error(error, HL_EUNSAFE_SERVER, "what answers at %s is no Memcached", at);
+  if (major * 100 + minor < 106)
+    return hl__error(error, HL_EUNSAFE_SERVER, "memcached at %s is %u.%u; 1.6 or later is needed",
+                     at, major, minor);
+  if (fact_is(facts, "cas_enabled", "no"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "memcached at %s cannot compare and swap (option -C)", at);
   return HL_OK;
 }

@@ -1,7 +1,7 @@
 /*
  * judge.h - judges a server by its settings and its errors: does it exclude, is it to be asked
- * again? The same judge serves the stores, and programs that lock on connections of their own
- * (hierlock.attach). Any thread.
+ * again? The same judge serves the stores, programs that lock on connections of their own
+ * (hierlock.attach), and `hierlock doctor`. Any thread.
  */
 #ifndef HIERLOCK_JUDGE_H
 #define HIERLOCK_JUDGE_H
@@ -19,15 +19,27 @@ static inline unsigned hl__sql_gate(uint64_t bucket, uint64_t buckets) {
   return (unsigned)(buckets <= HL__SQL_GATES ? bucket : bucket * HL__SQL_GATES / buckets);
 }
 
-/* The facts that a MySQL or MariaDB reports about itself. Begins as zeroes. */
-typedef struct hl__mysql_server {
-  char version[64];
-  bool mariadb;
-  bool read_only; /* by any of the three variables */
-  bool galera;
-  bool group, group_single_primary;
-  bool log_bin, statement_format;
-} hl__mysql_server;
+/* What a server says of itself: names and values, up to a name that is NULL. A value that is NULL,
+   or absent, is unknown, and speaks for the server. A boolean is ON, 1 or t. */
+typedef struct hl__fact {
+  const char *name, *value;
+} hl__fact;
+#define HL__FACTS_MAX 16 /* without the end */
+
+/* Whether a lock there protects something: HL_OK, or HL_EUNSAFE_SERVER; other statuses are said.
+
+   MySQL and MariaDB: HL__MYSQL_VARIABLES; `leases`: whether it is to record them; `database`,
+   `table`, `engine`: as hl__mysql_table_judge. */
+int hl__mysql_server_judge(const hl__fact *facts, hl_error *error);
+/* PostgreSQL: `version` (of version(), or the greeting's), `standby`, `multiple`
+   (HL__PG_MULTIPLE); `sequence`, `sequence_usable`: whether there is one for tokens, and the role
+   may use it (HL_ESTORE); `gate`: m, where it is missing and leases are there, u, where the role may
+   not read it (HL_ENOT_PROVISIONED). */
+int hl__pg_server_judge(const hl__fact *facts, hl_error *error);
+/* Redis and Valkey: `redis_version`, `role`, `maxmemory_policy`, of INFO. */
+int hl__redis_server_judge(const hl__fact *facts, hl_error *error);
+/* Memcached: `at`, for the message; `version`; `cas_enabled`. */
+int hl__memcached_server_judge(const hl__fact *facts, hl_error *error);
 
 /* The variables that tell it, as a condition for SHOW GLOBAL VARIABLES: not every server
    has all. */
@@ -36,12 +48,10 @@ typedef struct hl__mysql_server {
   "'innodb_read_only','wsrep_on','log_bin','binlog_format',"                                       \
   "'group_replication_group_name','group_replication_single_primary_mode')"
 
-/* Notes one of them; others are left out. */
-void hl__mysql_server_note(hl__mysql_server *server, const char *name, const char *value);
 /* HL_OK, or HL_EUNSAFE_SERVER: it is too old, or takes no row locks. */
 int hl__mysql_version_judge(const char *version, hl_error *error);
-/* HL_OK, or HL_EUNSAFE_SERVER: its version, or a lock there protects nothing. */
-int hl__mysql_server_judge(const hl__mysql_server *server, hl_error *error);
+/* Whether the binary log gets statements. */
+bool hl__mysql_logs_statements(const hl__fact *facts);
 /* HL_OK, or HL_EUNSAFE_SERVER: it cannot record leases. */
 int hl__mysql_leases_judge(bool logs_statements, hl_error *error);
 /* HL_OK; HL_EUNSAFE_SERVER: its engine locks no rows; HL_ENOT_PROVISIONED: engine is NULL, there is
@@ -65,14 +75,8 @@ enum {
 /* Whether the error number has one of these traits. */
 bool hl__mysql_error_is(unsigned number, unsigned traits);
 
-/* The facts that a PostgreSQL reports about itself. */
-typedef struct hl__pg_server {
-  const char *version; /* version() */
-  int number;          /* server_version_num */
-  bool standby;        /* pg_is_in_recovery() */
-  bool multiple;       /* HL__PG_MULTIPLE */
-} hl__pg_server;
-
+/* Gives *error the SQLSTATE of a missing privilege, which a catalog has shown. Returns status. */
+int hl__pg_denied(int status, hl_error *error);
 /* Whether it belongs to a group with several primaries, as an SQL expression. */
 #define HL__PG_MULTIPLE                                                                            \
   "EXISTS(SELECT FROM pg_catalog.pg_extension WHERE extname IN "                                   \
@@ -88,8 +92,5 @@ typedef struct hl__pg_server {
   " ELSE coalesce(pg_catalog.pg_sequence_last_value(" HL__PG_GATE_NAME                             \
   "),CASE WHEN " HL__PG_GATE_NAME " IS NULL AND " HL__PG_GATE_ROWS " IS NULL THEN 0 ELSE " unseen  \
   " END) END"
-
-/* HL_OK, or HL_EUNSAFE_SERVER: it is too old, or a lock there protects nothing. */
-int hl__pg_server_judge(const hl__pg_server *server, hl_error *error);
 
 #endif
