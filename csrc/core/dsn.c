@@ -120,6 +120,17 @@ int hl__dsn_params(char *text, bool encoded, hl_dsn *dsn, hl_error *error) {
   return HL_OK;
 }
 
+int hl__dsn_account(char *text, char *at, hl_dsn *dsn, hl_error *error) {
+  if (!at) return HL_OK;
+  *at = '\0';
+  char *password = strchr(text, ':');
+  if (password) *password++ = '\0';
+  if (*text) dsn->user = text;
+  dsn->password = password;
+  int status = hl__dsn_decode(text, "user", error);
+  return status ? status : hl__dsn_decode(password, "password", error);
+}
+
 int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
   /* The first '/' or '?' ends the address. An '@' after it most likely belongs to the address, and
      the text before it is half a password: do not quote it, or take it for a host or a port. */
@@ -134,18 +145,8 @@ int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
   char *database = strchr(text, '/');
   if (database) *database++ = '\0';
   char *at = strrchr(text, '@');
-  if (at) {
-    *at = '\0';
-    char *password = strchr(text, ':');
-    if (password) *password++ = '\0';
-    if (*text) dsn->user = text;
-    dsn->password = password;
-    int status = hl__dsn_decode(text, "user", error);
-    if (status == HL_OK) status = hl__dsn_decode(password, "password", error);
-    if (status) return status;
-    text = at + 1;
-  }
-  int status = host(text, dsn, error);
+  int status = hl__dsn_account(text, at, dsn, error);
+  if (status == HL_OK) status = host(at ? at + 1 : text, dsn, error);
   if (status) return status;
   if (database && strchr(database, '/'))
     return hl__error(error, HL_EDSN, "the database in the DSN has a '/'; write it as '%%2F'");

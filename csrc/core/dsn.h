@@ -59,6 +59,8 @@ int hl__dsn_host(char *text, hl_dsn *dsn, hl_error *error);
    percent sign in the value are decoded. text NULL: does nothing. */
 int hl__dsn_params(char *text, bool encoded, hl_dsn *dsn, hl_error *error);
 int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value, hl_error *error);
+/* Parses user[:password] before the '@' at `at`; NULL: there is none. Ends the text there. */
+int hl__dsn_account(char *text, char *at, hl_dsn *dsn, hl_error *error);
 /* Parses what follows "mysql://": [user[:password]@][host][/database][?params]. `host` parses the
    host, as hl__dsn_host does. */
 int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error);

@@ -32,20 +32,12 @@ static int parse_socket(char *text, hl_dsn *dsn, hl_error *error) {
   if (params) *params++ = '\0';
   char *path = strchr(text, '/'), *at = strrchr(text, '@');
   if (at && path && at > path) at = NULL; /* of the path */
-  if (at) {
-    *at = '\0';
-    char *password = strchr(text, ':');
-    if (password) *password++ = '\0';
-    if (*text) dsn->user = text;
-    dsn->password = password;
-    int status = hl__dsn_decode(text, "user", error);
-    if (status == HL_OK) status = hl__dsn_decode(password, "password", error);
-    if (status) return status;
-  }
+  int status = hl__dsn_account(text, at, dsn, error);
+  if (status) return status;
   if (!path || (!at && path != text) || (at && path != at + 1))
     return hl__error(error, HL_EDSN, "write a socket in the DSN as redis+unix:///path/to.sock");
   dsn->socket = path;
-  int status = hl__dsn_decode(path, "socket", error);
+  status = hl__dsn_decode(path, "socket", error);
   return status ? status : hl__dsn_params(params, true, dsn, error);
 }
 
