@@ -235,8 +235,9 @@ static int judge(lua_State *L) {
   /* The table keeps the texts. */
   for (lua_pushnil(L); lua_next(L, 2); lua_pop(L, 1)) {
     luaL_argcheck(L, n < HL__FACTS_MAX && lua_type(L, 3) == LUA_TSTRING, 2, "must be facts");
-    const char *value = lua_type(L, 4) == LUA_TSTRING ? lua_tostring(L, 4) : NULL;
-    facts[n++] = (hl__fact){lua_tostring(L, 3), lua_toboolean(L, 4) && !value ? "1" : value};
+    bool is_true = lua_isboolean(L, 4) && lua_toboolean(L, 4);
+    facts[n++] = (hl__fact){lua_tostring(L, 3), is_true ? "1" : NULL};
+    if (lua_type(L, 4) == LUA_TSTRING) facts[n - 1].value = lua_tostring(L, 4);
   }
   if (judges[store](facts, &error)) return hll_failure(L, &error, 0);
   lua_pushboolean(L, 1);

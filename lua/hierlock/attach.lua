@@ -129,7 +129,8 @@ local function check_server(self)
   if not rows then return fail(message, errno, sqlstate) end
   local variables = {}
   for _, row in ipairs(rows) do
-    variables[field(row, 1, "Variable_name")] = tostring(field(row, 2, "Value"))
+    local value = field(row, 2, "Value")
+    variables[field(row, 1, "Variable_name")] = type(value) == "number" and tostring(value) or value
   end
   local safe, err = core.judge("mysql", variables)
   if not safe then return nil, err end
