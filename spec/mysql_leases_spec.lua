@@ -201,6 +201,15 @@ support.each_server(function(server)
       assert.is_true(assert(manager:acquire(R1, { ttl = LONG })):check())
     end)
 
+    it("is opened at each root of a lease that has several", function()
+      local roots = {}
+      for i = 1, 4 do roots[i] = { "u" .. i } end
+      local lease = assert(manager:acquire_all(roots, { ttl = LONG }))
+      assert.equal(#roots, gates())
+      for _, root in ipairs(roots) do assert_code("timeout", manager:acquire(root, { timeout = 0 })) end
+      assert(lease:release { confirm = true })
+    end)
+
     -- With more buckets than gates some gates have two; the last one counts, too.
     it("stays open for a lease at the last of its buckets", function()
       local buckets, gates_in_all = 100003, 65536

@@ -25,7 +25,7 @@ return {
   area("machine", "^csrc/stores/machine/", HOST),
   area("null", "^csrc/stores/null/", { "misuse" }),
   area("mysql", "^csrc/stores/mysql/", { "mysql", "mysql_connect", "mysql_pool", "mysql_cost", "mysql_leases", "stores on mysql", "update on mysql",
-    "leases on mysql", "leases on mariadb", "mysql_table", "mysql_trouble", "mysql_refusals", "command_ps", "security",
+    "leases on mysql", "leases on mariadb", "mysql_table", "mysql_trouble", "mysql_refusals", "mysql_blind", "command_ps", "security",
     "core:test_memory on_mysql" }),
   area("postgresql", "^csrc/stores/postgresql/", { "core:test_postgresql", "postgresql", "postgresql_leases", "stores on postgresql",
     "update on postgresql", "leases on postgresql", "symfony", "postgresql_security",
