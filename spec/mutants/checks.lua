@@ -23,7 +23,7 @@ return {
     "loop", "with", "fork", "finalizer", "embedded", "update on embedded", "leases on embedded", "mysql_connect", "redis" }),
   area("file", "^csrc/stores/file/", HOST),
   area("machine", "^csrc/stores/machine/", HOST),
-  area("null", "^csrc/stores/null/", { "misuse" }),
+  area("null", "^csrc/stores/null/", { "misuse", "update everything" }),
   area("mysql", "^csrc/stores/mysql/", { "mysql", "mysql_connect", "mysql_pool", "mysql_cost", "mysql_leases", "stores on mysql", "update on mysql",
     "leases on mysql", "leases on mariadb", "mysql_table", "mysql_trouble", "mysql_refusals", "mysql_blind", "command_ps", "security",
     "core:test_memory on_mysql" }),
