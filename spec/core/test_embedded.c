@@ -632,8 +632,8 @@ static void after_a_reboot_only_leases_are_left(void **state) {
   assert_null(verify(space));
   assert_int_equal(take_one(a, row(2, 4, X), 0), HL_OK);
   assert_int_equal(take_one(a, row(2, 3, X), 0), HL_TIMEOUT);
-  int64_t left =
-      (int64_t)atomic_load(&hl__shm_lease_at(space, lease)->base.end) - hl__shm_boot_ms(space);
+  int64_t left = hl__shm_end_ms(atomic_load(&hl__shm_lease_at(space, lease)->base.end)) -
+                 hl__shm_boot_ms(space);
   assert_true(left > 4000000 && left <= 5000000);
   assert_true(hl__shm_lease_end(space, lease, stamp_of(lease), 0));
 }

@@ -224,7 +224,7 @@ hl__shm_lease *hl__shm_lease_at(hl__shm_space *space, uint32_t index);
 /* Sets aside a record, all zeros but for its stamp. 0: no space is left. */
 uint32_t hl__shm_lease_make(hl__shm_space *space);
 /* Makes claims of the lease of all rows that the session holds; of several claims of one row, of
-   the strongest. HL_OK; HL_TIMEOUT, HL_ESTORE: the caller then unmakes the lease. */
+   the strongest. HL_OK; HL_TIMEOUT, HL_ESTORE: the caller then abandons the lease. */
 int hl__shm_lease_claims(hl__shm_session *session, uint32_t lease, int64_t deadline,
                          hl_error *error);
 /* The lease ends at end_ms (hl__shm_boot_ms). */
@@ -232,12 +232,14 @@ void hl__shm_lease_publish(hl__shm_space *space, uint32_t lease, int64_t end_ms)
 /* Gives the lease another end, if it has not ended (`stamp`: nor become another lease). False: it
    has. */
 bool hl__shm_lease_extend(hl__shm_space *space, uint32_t lease, uint64_t stamp, int64_t end_ms);
-/* Ends the lease: brings `end` to 0, but only if it is still `end` (0: whatever it is), and takes its
-   claims away. True: this call has ended it. */
-bool hl__shm_lease_end(hl__shm_space *space, uint32_t lease, uint64_t stamp, int64_t end_ms);
-/* Takes away the claims of a lease that has ended or was never published, and frees the record
-   unless lease->revoked is set. Stopped processes may hold it up until the deadline; then a waiter in
-   its way, or a mender, goes on. */
+/* Ends the lease: brings `end` to 0, but only if the word is still `seen` (0: whatever it is), and
+   takes its claims away. True: this call has ended it. */
+bool hl__shm_lease_end(hl__shm_space *space, uint32_t lease, uint64_t stamp, uint64_t seen);
+/* Takes away a lease that the caller is making, and has not published. */
+void hl__shm_lease_abandon(hl__shm_space *space, uint32_t lease, int64_t deadline);
+/* Takes away the claims of a lease that has ended, and frees the record unless lease->revoked is set.
+   Stopped processes may hold it up until the deadline; then a waiter in its way, or a mender, goes
+   on. Any number of threads may be at it. */
 void hl__shm_lease_unmake(hl__shm_space *space, uint32_t lease, int64_t deadline);
 /* Frees the record of a lease that is over and was kept. */
 void hl__shm_lease_forget(hl__shm_space *space, uint32_t lease, uint64_t stamp);

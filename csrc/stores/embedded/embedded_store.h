@@ -66,8 +66,8 @@ bool hl__embedded_id_is(hl__a64 words[2], const uint8_t id[16]);
    the stamp afterwards. */
 bool hl__embedded_lease_matches(hl__shm_space *space, uint32_t lease,
                                 const hl_lease_filter *filter);
-/* Milliseconds until a lease ends; 0: its time is up. */
-int64_t hl__embedded_left(hl__shm_space *space, int64_t end);
+/* Milliseconds until a lease with that word `end` ends; 0: its time is up. */
+int64_t hl__embedded_left(hl__shm_space *space, uint64_t end);
 /* Calls fn for the matching leases. */
 void hl__embedded_leases_list(hl__shm_space *space, const hl_lease_filter *filter, hl_holder_fn fn,
                               void *context);

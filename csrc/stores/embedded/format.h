@@ -34,7 +34,11 @@
  *      before it has woken the waiter, the watcher of the waiter's process finds the grant.
  *   9. A chunk keeps its kind for ever. So what is read as a claim was never text.
  *  10. A lease is there while its `end` is not 0. Refresh, drop and expiry are CASes on that word,
- *      so that one of them is first.
+ *      so that one of them is first. It and `used` say whose record it is (HL__STAMP_BITS), and
+ *      `used` is read before `end`: so no process takes a later lease for the one it has seen.
+ *  11. Any number of processes may take the claims of a lease away that is over. Each frees a claim
+ *      only with the lock, and only if it is HELD and its stamp is the lease's. The first goes along
+ *      the chain, the others look at all nodes. One frees the record, by a CAS of what it saw.
  *
  * Who may write what, and when:
  *
@@ -213,7 +217,22 @@ typedef struct hl__shm_node {
 #define HL__LEASE (1ull << 40)
 #define HL__MAKES (1ull << 41)
 #define HL__UNMAKES (1ull << 42)
-#define HL__PARTLY (1ull << 43) /* some of its nodes are free: its chain leads astray */
+#define HL__KEPT                                                                                   \
+  (1ull << 43) /* a lease that is over and has no claims: only for its holder to read */
+/* A record is used again, and in the same way. So the last bits of a lease's stamp are in the words
+   that others change by a CAS: above 44 bits of `used`, and below 44 bits of milliseconds of `end`. */
+#define HL__STAMP_BITS 20
+#define HL__STAMP_MASK ((1ull << HL__STAMP_BITS) - 1)
+static inline uint64_t hl__shm_used_stamp(uint64_t stamp) { return stamp << (64 - HL__STAMP_BITS); }
+static inline uint64_t hl__shm_end_word(int64_t ms, uint64_t stamp) {
+  const int64_t most = INT64_MAX >> HL__STAMP_BITS;
+  return (uint64_t)(ms < 1      ? 1
+                    : ms < most ? ms
+                                : most)
+             << HL__STAMP_BITS |
+         (stamp & HL__STAMP_MASK);
+}
+static inline int64_t hl__shm_end_ms(uint64_t end) { return (int64_t)(end >> HL__STAMP_BITS); }
 
 /* Words of text that one process writes and others read meanwhile: hl__shm_text_set, _get. */
 #define HL__SHM_TEXT(bytes) ((bytes) / sizeof(uint64_t))
@@ -231,7 +250,7 @@ typedef struct hl__shm_note {
 /* Of a session, of an agent, of a request; of a lease, with more behind it. */
 typedef struct hl__shm_record {
   hl__a64 used;
-  hl__a64 end;     /* of a lease: hl__boot_ms, never 0 while it is there */
+  hl__a64 end;     /* of a lease: hl__shm_end_word; 0: it is over */
   hl__a64 stamp;   /* of a lease: a number that no other has had. Else: the agent's number */
   hl__a32 agent;   /* the record of the session's agent, which may be itself */
   hl__a32 waits;   /* of an agent: the node for which it blocks */

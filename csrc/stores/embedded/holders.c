@@ -21,8 +21,8 @@ bool hl__embedded_id_is(hl__a64 words[2], const uint8_t id[16]) {
   return atomic_load(&words[0]) == wanted[0] && atomic_load(&words[1]) == wanted[1];
 }
 
-int64_t hl__embedded_left(hl__shm_space *space, int64_t end) {
-  int64_t now = hl__shm_boot_ms(space);
+int64_t hl__embedded_left(hl__shm_space *space, uint64_t word) {
+  int64_t now = hl__shm_boot_ms(space), end = hl__shm_end_ms(word);
   if (end <= now) return 0;
   /* Whatever is written there. */
   int64_t left = hl__between_ms(now, end);
@@ -101,10 +101,9 @@ static void lease_take(hl__shm_space *space, hl__shm_lease *lease, hl_holder *ho
     uint64_t word = atomic_load(&lease->id[i]);
     memcpy(id + 8 * i, &word, sizeof word);
   }
-  *holder =
-      (hl_holder){.pid = (int64_t)atomic_load(&lease->pid),
-                  .kind = HL_LEASE,
-                  .remaining_ms = hl__embedded_left(space, (int64_t)atomic_load(&lease->base.end))};
+  *holder = (hl_holder){.pid = (int64_t)atomic_load(&lease->pid),
+                        .kind = HL_LEASE,
+                        .remaining_ms = hl__embedded_left(space, atomic_load(&lease->base.end))};
   note_take(holder, &lease->base.note);
   text_take(holder->host, sizeof holder->host, lease->host, HL__SHM_TEXT(sizeof holder->host));
   hl__shm_text_get(holder->owner, lease->owner, HL__SHM_TEXT(sizeof holder->owner));

@@ -175,8 +175,7 @@ static int revoked_error(hl__shm_lease *lease, hl_error *error) {
 
 /* A revoked lease has been told of, or none will ask: its record is free. */
 static void note_forget(const grip *self) {
-  atomic_store(&self->lease->revoked, 0);
-  hl__shm_lease_unmake(self->space, self->index, hl__shm_ns(hl__now_ms() + TAKE_MS));
+  hl__shm_lease_forget(self->space, self->index, self->stamp);
 }
 
 /* Which of the two holders in the record counts. */
@@ -219,12 +218,11 @@ static bool sweep_step(void *context, uint32_t index) {
   if (!lease) return true;
   if (!is_lease(lease)) {
     /* What a process has left that died before it took the lease away. */
-    if ((atomic_load(&lease->base.used) & (HL__LEASE | HL__MAKES | HL__UNMAKES)) == HL__LEASE)
-      hl__shm_lease_unmake(self->space, index, hl__shm_now());
+    hl__shm_lease_forget(self->space, index, atomic_load(&lease->base.stamp));
     return true;
   }
   uint64_t stamp = atomic_load(&lease->base.stamp);
-  int64_t end = (int64_t)atomic_load(&lease->base.end);
+  uint64_t end = atomic_load(&lease->base.end);
   int64_t end_unix = (int64_t)atomic_load(&lease->end_unix);
   grip it;
   if ((end != 0 && hl__embedded_left(self->space, end) > 0) ||
@@ -305,7 +303,7 @@ int hl__embedded_lease_write(hl__embedded_session *session, const hl_request *re
   record_fill(session, request, grant->token, lease);
   status = hl__shm_lease_claims(session->table, index, deadline, error);
   if (status) {
-    hl__shm_lease_unmake(space, index, deadline);
+    hl__shm_lease_abandon(space, index, deadline);
     return status;
   }
   /* The time counts from here: whoever waits has not met the lease yet. */
@@ -348,7 +346,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   grip it;
   int status = enter(base, terms, at_least(deadline), &it, error);
   if (status) return status;
-  *left_ms = hl__embedded_left(it.space, (int64_t)atomic_load(&it.lease->base.end));
+  *left_ms = hl__embedded_left(it.space, atomic_load(&it.lease->base.end));
   grip_leave(&it);
   return HL_OK;
 }

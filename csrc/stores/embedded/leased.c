@@ -46,14 +46,16 @@ static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_
 }
 
 uint32_t hl__shm_lease_make(hl__shm_space *space) {
-  uint32_t index = common_get(space, HL__LEASES, HL__USED | HL__LEASE | HL__MAKES | space->me);
+  const uint64_t stamp = atomic_fetch_add(&space->table->header.seq, 1) + 1;
+  uint32_t index = common_get(
+      space, HL__LEASES, HL__USED | HL__LEASE | HL__MAKES | space->me | hl__shm_used_stamp(stamp));
   hl__shm_lease *lease = index ? hl__shm_lease_at(space, index) : NULL;
   if (!lease) return 0;
   hl__a64 *words = &lease->base.end; /* all of it but `used` */
   _Static_assert(offsetof(hl__shm_record, end) == sizeof(uint64_t), "behind used");
   for (size_t i = 0; i < sizeof *lease / sizeof *words - 1; i++)
     atomic_store_explicit(&words[i], 0, memory_order_relaxed);
-  atomic_store(&lease->base.stamp, atomic_fetch_add(&space->table->header.seq, 1) + 1);
+  atomic_store(&lease->base.stamp, stamp);
   atomic_store(&lease->base.slot, space->me);
   return index;
 }
@@ -167,7 +169,7 @@ void hl__shm_lease_publish(hl__shm_space *space, uint32_t index, int64_t end_ms)
   hl__shm_lease *lease = hl__shm_lease_at(space, index);
   if (!lease) return;
   const uint64_t stamp = atomic_load(&lease->base.stamp);
-  atomic_store(&lease->base.end, end_ms > 0 ? (uint64_t)end_ms : 1); /* now there is a lease */
+  atomic_store(&lease->base.end, hl__shm_end_word(end_ms, stamp)); /* now there is a lease */
   (void)atomic_fetch_and(&lease->base.used, ~HL__MAKES);
   waiters_wake(space, lease, stamp);
 }
@@ -182,21 +184,20 @@ static hl__shm_lease *lease_of(hl__shm_space *space, uint32_t index, uint64_t st
 
 bool hl__shm_lease_extend(hl__shm_space *space, uint32_t index, uint64_t stamp, int64_t end_ms) {
   hl__shm_lease *lease = lease_of(space, index, stamp);
+  const uint64_t fresh = hl__shm_end_word(end_ms, stamp);
   uint64_t end = lease ? atomic_load(&lease->base.end) : 0;
-  while (end) {
-    if (!atomic_compare_exchange_strong(&lease->base.end, &end,
-                                        (uint64_t)(end_ms > 0 ? end_ms : 1)))
-      continue;
-    if ((uint64_t)end_ms < end) waiters_wake(space, lease, stamp);
+  while (end && (end & HL__STAMP_MASK) == (stamp & HL__STAMP_MASK)) {
+    if (!atomic_compare_exchange_strong(&lease->base.end, &end, fresh)) continue;
+    if (fresh < end) waiters_wake(space, lease, stamp);
     return true;
   }
   return false;
 }
 
-bool hl__shm_lease_end(hl__shm_space *space, uint32_t index, uint64_t stamp, int64_t end_ms) {
+bool hl__shm_lease_end(hl__shm_space *space, uint32_t index, uint64_t stamp, uint64_t seen) {
   hl__shm_lease *lease = lease_of(space, index, stamp);
   uint64_t end = lease ? atomic_load(&lease->base.end) : 0;
-  while (end && (end_ms == 0 || end == (uint64_t)end_ms)) {
+  while (end && (end & HL__STAMP_MASK) == (stamp & HL__STAMP_MASK) && (!seen || end == seen)) {
     if (!atomic_compare_exchange_strong(&lease->base.end, &end, 0)) continue;
     hl__shm_lease_unmake(space, index, hl__shm_now() + PATIENCE_NS);
     return true;
@@ -227,30 +228,46 @@ static bool claims_take(hl__shm_space *space, hl__shm_lease *lease, bool chained
   return all;
 }
 
+/* Takes away what is `used` so, and over. chained: its chain is whole, and no other process is at
+   it. Where not all could be taken, it stays as it is for the next one. */
+static void unmake(hl__shm_space *space, hl__shm_lease *lease, uint64_t used, bool chained,
+                   int64_t deadline) {
+  if (!(used & HL__UNMAKES)) {
+    uint64_t mine = (used & ~(HL__MAKES | UINT32_MAX)) | HL__UNMAKES | space->me;
+    if (!atomic_compare_exchange_strong(&lease->base.used, &used, mine)) return;
+    used = mine;
+  }
+  const uint64_t stamp = atomic_load(&lease->base.stamp);
+  if (hl__shm_used_stamp(stamp) != (used & ~(UINT64_MAX >> HL__STAMP_BITS)) ||
+      !claims_take(space, lease, chained, deadline))
+    return;
+  uint64_t kept = (used & ~HL__UNMAKES) | HL__KEPT;
+  (void)atomic_compare_exchange_strong(&lease->base.used, &used,
+                                       atomic_load(&lease->revoked) ? kept : 0);
+}
+
+void hl__shm_lease_abandon(hl__shm_space *space, uint32_t index, int64_t deadline) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, index);
+  if (lease) unmake(space, lease, atomic_load(&lease->base.used), true, deadline);
+}
+
 void hl__shm_lease_unmake(hl__shm_space *space, uint32_t index, int64_t deadline) {
   hl__shm_lease *lease = hl__shm_lease_at(space, index);
-  uint64_t used = lease ? atomic_load(&lease->base.used) : 0;
-  const uint32_t whose = (uint32_t)used;
-  const bool busy = used & (HL__MAKES | HL__UNMAKES),
-             makes = used & HL__MAKES && whose == space->me;
-  const uint64_t mine = HL__USED | HL__LEASE | HL__UNMAKES | space->me;
-  if (!(used & HL__LEASE) || atomic_load(&lease->base.end) != 0) return;
-  if (busy && !makes && !hl__shm_is_dead(space, whose)) return;
-  if (!atomic_compare_exchange_strong(&lease->base.used, &used, mine)) return;
-  const bool chained = !(used & HL__PARTLY) && (!busy || makes);
-  if (!claims_take(space, lease, chained, deadline)) {
-    atomic_store(&lease->base.used, HL__USED | HL__LEASE | HL__PARTLY);
-    return;
-  }
-  atomic_store(&lease->base.first, 0);
-  atomic_store(&lease->base.used, atomic_load(&lease->revoked) ? HL__USED | HL__LEASE : 0);
+  const uint64_t used = lease ? atomic_load(&lease->base.used) : 0; /* before `end` */
+  if (!(used & HL__LEASE) || used & HL__KEPT || atomic_load(&lease->base.end) != 0) return;
+  if (used & HL__MAKES && !hl__shm_is_dead(space, (uint32_t)used)) return;
+  unmake(space, lease, used, !(used & (HL__MAKES | HL__UNMAKES)), deadline);
 }
 
 void hl__shm_lease_forget(hl__shm_space *space, uint32_t index, uint64_t stamp) {
   hl__shm_lease *lease = lease_of(space, index, stamp);
-  uint64_t used = HL__USED | HL__LEASE;
+  uint64_t used = lease ? atomic_load(&lease->base.used) : 0;
   if (!lease || atomic_load(&lease->base.end) != 0) return;
-  (void)atomic_compare_exchange_strong(&lease->base.used, &used, 0);
+  atomic_store(&lease->revoked, 0);
+  if (!(used & HL__KEPT))
+    hl__shm_lease_unmake(space, index, hl__shm_now() + PATIENCE_NS);
+  else if (hl__shm_used_stamp(stamp) == (used & ~(UINT64_MAX >> HL__STAMP_BITS)))
+    (void)atomic_compare_exchange_strong(&lease->base.used, &used, 0);
 }
 
 int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, const hl_row *row, int64_t deadline,
@@ -303,14 +320,14 @@ int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline
     const uint32_t record = atomic_load(&holder->session);
     const hl__shm_lease *lease = hl__shm_lease_at(space, record);
     if (!lease) continue;
-    const uint64_t end = atomic_load(&lease->base.end);
     const bool made = !(atomic_load(&lease->base.used) & HL__MAKES);
-    if (made && (int64_t)end <= now) {
+    const uint64_t end = atomic_load(&lease->base.end); /* after `used` */
+    if (made && hl__shm_end_ms(end) <= now) {
       over = record;
       over_end = end;
       stamp = holder->own;
     } else {
-      const int64_t until = made ? (int64_t)end : now + SOON_MS;
+      const int64_t until = made ? hl__shm_end_ms(end) : now + SOON_MS;
       if (until < nearest) nearest = until;
     }
   }
@@ -320,7 +337,7 @@ int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline
   if (over_end == 0)
     hl__shm_lease_unmake(space, over, deadline);
   else
-    (void)hl__shm_lease_end(space, over, stamp, (int64_t)over_end);
+    (void)hl__shm_lease_end(space, over, stamp, over_end);
   return 0;
 }
 

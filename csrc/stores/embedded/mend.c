@@ -32,12 +32,10 @@ static void lease_mend(hl__shm_space *space, uint32_t index, uint32_t dead, int6
   hl__shm_lease *lease = hl__shm_lease_at(space, index);
   uint64_t used = lease ? atomic_load(&lease->base.used) : 0;
   if (!(used & HL__LEASE)) return;
-  /* Not what a thread of this process is making just now. */
-  if (used & HL__MAKES && (uint32_t)used != dead) return;
   if (atomic_load(&lease->base.end) == 0)
     hl__shm_lease_unmake(space, index, deadline);
   else if (used & HL__MAKES && (uint32_t)used == dead) /* it was published */
-    (void)atomic_compare_exchange_strong(&lease->base.used, &used, HL__USED | HL__LEASE);
+    (void)atomic_compare_exchange_strong(&lease->base.used, &used, used & ~HL__MAKES);
   uint64_t busy = (uint64_t)dead + 1;
   (void)atomic_compare_exchange_strong(&lease->busy, &busy, 0);
 }
@@ -126,7 +124,7 @@ static void lease_reboot(hl__shm_space *space, hl__shm_lease *lease) {
   if (atomic_load(&lease->base.end) == 0) return;
   int64_t left = hl__between_ms(hl__unix_ms(), (int64_t)atomic_load(&lease->end_unix));
   int64_t end = hl__deadline(hl__shm_boot_ms(space), left);
-  atomic_store(&lease->base.end, end > 0 ? (uint64_t)end : 1);
+  atomic_store(&lease->base.end, hl__shm_end_word(end, atomic_load(&lease->base.stamp)));
 }
 
 void hl__shm_reboot(hl__shm_space *space, const uint64_t boot[2]) {
