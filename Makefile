@@ -285,8 +285,8 @@ uninstall:
 ALONE := $(wildcard $(foreach name,loop scenarios matrix,spec/$(name)_spec.lua))
 SPECS ?= $(ALONE) $(filter-out spec/packaging_spec.lua $(ALONE),$(wildcard spec/*_spec.lua))
 SPEC_SO := $(patsubst spec/support/%.c,$(BUILD)/hierlock_spec/%.so,$(wildcard spec/support/*.c))
-# ThreadSanitizer bears no allocator beside its own.
-CORE_TESTS := $(patsubst spec/core/%.c,$(BUILD)/%,$(filter-out $(if $(filter tsan,$(VARIANT)),%/test_memory.c),\
+# ThreadSanitizer bears no allocator beside its own; code of a sanitizer is not stepped through.
+CORE_TESTS := $(patsubst spec/core/%.c,$(BUILD)/%,$(filter-out $(if $(filter tsan,$(VARIANT)),%/test_memory.c) $(if $(filter asan tsan,$(VARIANT)),%/test_step.c),\
                 $(wildcard spec/core/test_*.c)))
 # busted runs on the Lua that it is started with; LuaJIT counts as 5.1.
 LUA_BINARY ?= $(LUA)
@@ -306,8 +306,11 @@ $(BUILD)/hierlock_spec/late.so: override CFLAGS := -O2
 $(BUILD)/test_threads $(BUILD)/test_memory: HL_CFLAGS += $(MYSQL_CFLAGS)
 # So that it can stop a thread behind its giving back a mutex, also one in the library.
 $(BUILD)/test_file_store: TEST_LDFLAGS = -Wl,--wrap=pthread_mutex_unlock
-$(BUILD)/test_embedded: $(call objects,$(filter-out $(STORE_OF),$(EMBEDDED)))
-$(BUILD)/test_embedded: TEST_OBJECTS = $(call objects,$(filter-out $(STORE_OF),$(EMBEDDED)))
+# The table alone; with the store that is made of it.
+TABLE := $(filter-out $(STORE_OF),$(EMBEDDED))
+TABLE_TESTS := $(BUILD)/test_embedded $(BUILD)/test_step
+$(TABLE_TESTS): $(call objects,$(TABLE)) $(wildcard spec/embedded/*.h)
+$(TABLE_TESTS): TEST_OBJECTS = $(call objects,$(TABLE))
 $(BUILD)/test_embedded_leases: $(call objects,$(EMBEDDED))
 $(BUILD)/test_embedded_leases: TEST_OBJECTS = $(call objects,$(EMBEDDED))
 # It loads and unloads one that has the library in it.

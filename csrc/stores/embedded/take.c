@@ -396,17 +396,15 @@ full:
                    space->directory.path);
 }
 
-/* A try that failed, once nothing is in its way that has ended: the dead, and leases. */
+/* A try that failed, once more when what is in its way and has ended is gone: the dead, and leases. */
 static int row_retry(const taking *self, const hl_row *want, hl_error *error) {
   hl__shm_space *space = self->session->space;
-  const uint64_t mended = atomic_load(&space->mended),
-                 key = hl__shm_key((uint32_t)want->bucket, want->level);
-  int ended = 0;
+  const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);
   uint32_t waits;
   hl__shm_sweep(space, true, hl__shm_now() + HL__SHM_POLL_NS);
-  while (ended < OVER_MAX && hl__shm_leases_look(space, key, hl__shm_now() + TRY_NS) == 0) ended++;
-  int status = HL__UNFREE;
-  if (ended || mended != atomic_load(&space->mended)) status = row_enter(self, want, &waits, error);
+  for (int ended = 0; ended < OVER_MAX; ended++)
+    if (hl__shm_leases_look(space, key, hl__shm_now() + TRY_NS) != 0) break;
+  int status = row_enter(self, want, &waits, error);
   if (status != HL__UNFREE) return status;
   return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
 }

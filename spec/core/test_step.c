@@ -1,0 +1,346 @@
+/*
+ * test_step.c - a process is killed behind its k-th instruction in an operation on the embedded store's
+ * table, and then all must be well: what it held is free, others' locks stand, the index is what the
+ * claims say, and a waiter gets what it waits for.
+ *
+ * A forked child is single-stepped through the operation (ptrace). STEPS=all: for each k; STEPS=n: for
+ * n of them (12). A stride's offset is drawn, and said: OFFSET repeats it. `make step` is all of them.
+ */
+#include "../embedded/table.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "leftovers.h"
+
+enum {
+  PATIENCE_MS = 5000, /* how long the parent waits for what is to come soon */
+  LIMIT = 2000000     /* instructions; no operation has as many */
+};
+
+typedef struct shared {
+  atomic_int done; /* the child has done it */
+} shared;
+static shared *between;
+
+static hl__shm_space *space;
+static hl__shm_session *live, *taker, *waiting;
+/* What the child works on; what `live` holds all the time. */
+static hl_row own[3], mine[2];
+static long kills, wrongs;
+
+/* --------------------------------------------------------------- the child */
+
+typedef struct stepped {
+  hl__shm_space *space;
+  hl__shm_session *session;
+  uint32_t lease;
+} stepped;
+
+static void lease_make(stepped *it, int64_t ms) {
+  it->lease = hl__shm_lease_make(it->space);
+  if (hl__shm_lease_claims(it->session, it->lease, INT64_MAX, &fault) != HL_OK) _exit(3);
+  hl__shm_lease_publish(it->space, it->lease, hl__shm_boot_ms(it->space) + ms);
+  hl__shm_give_back(it->session, 0);
+}
+
+static uint64_t stamp_of(hl__shm_space *in, uint32_t lease) {
+  return atomic_load(&hl__shm_lease_at(in, lease)->base.stamp);
+}
+
+static void do_nothing(stepped *it) { (void)it; }
+static void hold(stepped *it) { (void)take(it->session, own, 3, 0); }
+static void give_back(stepped *it) { hl__shm_give_back(it->session, 0); }
+static void wait_in_vain(stepped *it) { (void)take_one(it->session, row(2, 404, X), 2); }
+static void be_cancelled(stepped *it) {
+  hl__shm_cancel(it->session);
+  (void)take_one(it->session, row(2, 404, X), PATIENCE_MS);
+}
+static void be_granted(stepped *it) { (void)take_one(it->session, own[2], PATIENCE_MS); }
+static void share(stepped *it) {
+  hl_row rows[2] = {own[0], row(1, 202, U)};
+  (void)take(it->session, rows, 2, 0);
+}
+static void upgrade_and_back(stepped *it) {
+  hl_row up = row(1, 202, X);
+  (void)take(it->session, &up, 1, 0);
+  (void)hl__shm_give_back_row(it->session, &up);
+}
+static void sweep(stepped *it) { hl__shm_sweep(it->space, true, INT64_MAX); }
+static void to_lease(stepped *it) { lease_make(it, 1); }
+static void hold_lease(stepped *it) {
+  hold(it);
+  lease_make(it, 1000000);
+}
+static void end_lease(stepped *it) {
+  (void)hl__shm_lease_end(it->space, it->lease, stamp_of(it->space, it->lease), 0);
+}
+static void convert_lease(stepped *it) {
+  hl_row up = row(1, 202, X), down = row(1, 202, S);
+  const hl_request request = {.rows = &up, .n = 1, .try_once = true};
+  (void)hl__shm_take(it->session, &request, stamp_of(it->space, it->lease), &fault);
+  (void)hl__shm_lease_convert(it->space, it->lease, &up, INT64_MAX, &fault);
+  hl__shm_give_back(it->session, 0);
+  (void)hl__shm_lease_convert(it->space, it->lease, &down, INT64_MAX, &fault);
+}
+static void open_it(stepped *it) { it->space = space_open(); }
+static void take_and_close(stepped *it) {
+  hold(it);
+  hl__shm_end(it->session);
+  hl__shm_space_unref(it->space);
+}
+
+typedef struct operation {
+  void (*before)(stepped *it);
+  void (*run)(stepped *it);
+  bool opens;   /* the child has not opened the directory */
+  bool waited;  /* a thread of the parent waits for own[2] */
+  bool granted; /* the parent holds own[2], and gives it back meanwhile */
+  bool mends;   /* a third process has died inside */
+} operation;
+
+static _Noreturn void child(const operation *what) {
+  stepped it = {0};
+  if (!what->opens) {
+    it.space = space_open();
+    if (!it.space) _exit(1);
+    it.session = session_begin(it.space);
+    (void)take(it.session, own, 3, 0); /* whatever is needed only once is there */
+    hl__shm_give_back(it.session, 0);
+    if (what->run == wait_in_vain || what->granted) wait_in_vain(&it);
+    what->before(&it);
+  }
+  (void)ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+  (void)raise(SIGSTOP);
+  what->run(&it);
+  atomic_store(&between->done, 1);
+  for (;;) (void)pause();
+}
+
+/* Takes five rows, and dies with the lock of a partition in which there are claims. */
+static void die_inside(long k) {
+  pid_t pid = fork();
+  if (pid == 0) {
+    hl__shm_space *inside = space_open();
+    hl__shm_session *session = session_begin(inside);
+    hl_row more[2] = {row(1, 1, X), row(2, 2, S)};
+    (void)take(session, own, 3, 0);
+    (void)take(session, more, 2, 0);
+    uint64_t key = hl__shm_key(k % 2 ? 404 : 303, 2);
+    (void)hl__shm_part_lock(inside, hl__shm_part_of(hl__shm_hash(key)), INT64_MAX, NULL);
+    (void)raise(SIGKILL);
+  }
+  (void)waitpid(pid, NULL, 0);
+}
+
+/* -------------------------------------------------------------- the parent */
+
+static void wrong(const char *what, long k) {
+  if (wrongs++ < 10) (void)fprintf(stderr, "k=%ld: %s (%s)\n", k, what, fault.message);
+}
+
+static int waiter_status;
+static void *waiter_run(void *context) {
+  hl_error error;
+  const hl_request request = {.rows = &own[2], .n = 1, .deadline = hl__now_ms() + PATIENCE_MS};
+  (void)context;
+  waiter_status = hl__shm_take(waiting, &request, 0, &error);
+  return NULL;
+}
+
+/* Steps the child k times, or until it is done. How often; `giver` gives its row back behind the step
+   `give`, or where the child sleeps. */
+static long step_on(pid_t pid, long k, hl__shm_session *giver, long give) {
+  long i = 0;
+  for (; i < k && !atomic_load(&between->done); i++) {
+    int status;
+    if (i == give && giver) hl__shm_give_back(giver, 0);
+    if (ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL) != 0) break;
+    int64_t begun = hl__shm_now();
+    while (waitpid(pid, &status, WNOHANG) == 0)
+      if (giver && hl__shm_now() - begun > 1000000) hl__shm_give_back(giver, 0);
+    if (!WIFSTOPPED(status)) break;
+  }
+  return i;
+}
+
+typedef struct tally {
+  int held, awaited;
+} tally;
+
+static bool count_claim(void *context, const hl__shm_claim_seen *seen) {
+  tally *it = context;
+  ++*(hl__shm_state_of(seen->claim) == HL__HELD ? &it->held : &it->awaited);
+  return true;
+}
+
+static bool end_any(void *context, uint32_t lease) {
+  (void)context;
+  (void)hl__shm_lease_end(space, lease, stamp_of(space, lease), 0);
+  return true;
+}
+
+/* Leases that stand are ended. No other is left. */
+static void leases_look(long k) {
+  hl__shm_each_lease(space, end_any, NULL);
+  for (uint32_t chunk = 1; chunk < hl__shm_chunks(space); chunk++)
+    for (uint32_t i = 0; atomic_load(&space->table->dir[chunk]) == (uint32_t)HL__LEASES << 24 &&
+                         i < HL__SHM_PER_CHUNK;
+         i += HL__SHM_LEASE_UNITS)
+      if (atomic_load(&hl__shm_lease_at(space, chunk * HL__SHM_PER_CHUNK + i)->base.used))
+        wrong("a lease's record is left", k);
+}
+
+/* The child is dead. */
+static void all_is_well(const operation *what, long k) {
+  const hl_row free_rows[3] = {row(1, 202, X), row(2, 303, X), row(2, 909, X)};
+  const char *said;
+  tally n = {0};
+  if (take_one(taker, row(2, 404, S), 0) == HL_OK) wrong("what a live process holds was free", k);
+  if (what->before == hold_lease) leases_look(k);
+  for (int i = 0; i < 3; i++) {
+    if (take_one(taker, free_rows[i], PATIENCE_MS) != HL_OK) wrong("a row was not to be had", k);
+    hl__shm_give_back(taker, 0);
+  }
+  if (take_one(taker, row(0, 101, X), 0) == HL_OK) wrong("what a live process shares was free", k);
+  hl__shm_give_back(taker, 0);
+  if (hl__shm_session_check(live, &fault) != HL_OK) wrong("a live process' claim is another", k);
+  /* Another thread of this process may be mending at this moment. */
+  const int64_t patience = hl__now_ms() + PATIENCE_MS;
+  do {
+    n = (tally){0};
+    hl__shm_sweep(space, true, INT64_MAX);
+    hl__shm_each_claim(space, count_claim, &n);
+  } while ((n.held != 2 || n.awaited != 0) && hl__now_ms() < patience);
+  if (n.held != 2 || n.awaited != 0) wrong("claims are left", k);
+  leases_look(k);
+  if ((said = verify(space))) wrong(said, k);
+}
+
+/* One kill. How many instructions the child had executed. */
+static long kill_behind(const operation *what, long k) {
+  hl__shm_session *giver = what->granted ? session_begin(space) : NULL;
+  pthread_t thread;
+  int status;
+  atomic_store(&between->done, 0);
+  pid_t pid = fork();
+  if (pid == 0) child(what);
+  if (waitpid(pid, &status, 0) != pid || !WIFSTOPPED(status)) {
+    wrong("the child did not begin", k);
+    return LIMIT;
+  }
+  if (what->mends) die_inside(k);
+  if (what->waited) {
+    uint64_t waits = atomic_load(&space->waits);
+    (void)pthread_create(&thread, NULL, waiter_run, NULL);
+    while (atomic_load(&space->waits) == waits) (void)usleep(50);
+  }
+  if (giver && take_one(giver, own[2], 0) != HL_OK) wrong("the giver got nothing", k);
+  long steps = step_on(pid, k, giver, k / 2 + 1);
+  (void)kill(pid, SIGKILL);
+  while (waitpid(pid, &status, 0) > 0 && !WIFSIGNALED(status)) {}
+  if (giver) hl__shm_end(giver);
+  if (what->waited) {
+    (void)pthread_join(thread, NULL);
+    if (waiter_status != HL_OK) wrong("the waiter got nothing", k);
+    if (take_one(taker, own[2], 0) == HL_OK) wrong("two have a row", k);
+    hl__shm_give_back(taker, 0);
+    hl__shm_give_back(waiting, 0);
+  }
+  all_is_well(what, k);
+  kills++;
+  return steps;
+}
+
+static void step_through(const char *name, const operation *what) {
+  const char *steps = getenv("STEPS"), *given = getenv("OFFSET");
+  kills = wrongs = 0;
+  long all = kill_behind(what, LIMIT);
+  long n = !steps ? 12 : strcmp(steps, "all") == 0 ? all : atol(steps);
+  long stride = n >= all ? 1 : all / (n > 0 ? n : 1);
+  long offset = given ? atol(given) : (long)(hl__now_us() % stride);
+  for (long k = offset; k < all + stride && wrongs == 0; k += stride) (void)kill_behind(what, k);
+  (void)fprintf(stderr, "%s: %ld instructions, %ld kills from OFFSET=%ld on, %ld wrong\n", name,
+                all, kills, offset, wrongs);
+  assert_int_equal(wrongs, 0);
+}
+
+static int setup(void **state) {
+  (void)state;
+  own[0] = row(0, 101, S);
+  own[1] = row(1, 202, S);
+  own[2] = row(2, 303, X);
+  mine[0] = row(0, 101, S);
+  mine[1] = row(2, 404, X);
+  table_make();
+  space = space_open();
+  assert_non_null(space);
+  live = session_begin(space);
+  taker = session_begin(space);
+  waiting = session_begin(space);
+  assert_int_equal(take(live, mine, 2, 0), HL_OK);
+  return 0;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  hl__shm_end(live);
+  hl__shm_end(taker);
+  hl__shm_end(waiting);
+  hl__shm_space_unref(space);
+  table_remove();
+  return 0;
+}
+
+#define STEP(name, ...)                                                                            \
+  static void name(void **state) {                                                                 \
+    static const operation what = {__VA_ARGS__};                                                   \
+    (void)state;                                                                                   \
+    step_through(#name, &what);                                                                    \
+  }
+STEP(a_take, .before = do_nothing, .run = hold)
+STEP(a_release, .before = hold, .run = give_back)
+STEP(a_release_to_a_waiter, .before = hold, .run = give_back, .waited = true)
+STEP(a_wait_in_vain, .before = do_nothing, .run = wait_in_vain)
+STEP(a_cancelled_wait, .before = do_nothing, .run = be_cancelled)
+STEP(a_wait_that_is_granted, .before = do_nothing, .run = be_granted, .granted = true)
+STEP(an_upgrade_and_a_downgrade, .before = share, .run = upgrade_and_back)
+STEP(an_extension, .before = share, .run = be_granted)
+STEP(a_lease, .before = hold, .run = to_lease)
+STEP(the_end_of_a_lease, .before = hold_lease, .run = end_lease)
+STEP(the_conversions_of_a_lease, .before = hold_lease, .run = convert_lease)
+STEP(an_opening, .before = do_nothing, .run = open_it, .opens = true)
+STEP(a_close, .before = do_nothing, .run = take_and_close)
+STEP(a_mending, .before = do_nothing, .run = sweep, .mends = true)
+
+int main(int argc, char **argv) {
+#define IT(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+  const struct CMUnitTest tests[] = {
+      IT(a_take),
+      IT(a_release),
+      IT(a_release_to_a_waiter),
+      IT(a_wait_in_vain),
+      IT(a_cancelled_wait),
+      IT(a_wait_that_is_granted),
+      IT(an_upgrade_and_a_downgrade),
+      IT(an_extension),
+      IT(a_lease),
+      IT(the_end_of_a_lease),
+      IT(the_conversions_of_a_lease),
+      IT(an_opening),
+      IT(a_close),
+      IT(a_mending),
+      cmocka_unit_test(nothing_is_left),
+  };
+  between = mmap(NULL, sizeof *between, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (between == MAP_FAILED) return 1;
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
