@@ -379,7 +379,7 @@ says-what-comes:
 
 # On further Luas: without the core's own tests, and without the specs that look at servers, at a store, or at the core
 # beside them, which no Lua reaches: what the binding passes on, others say.
-SERVER_SPECS := assumptions boot command_doctor command_kill command_leases compatibility crowd deadlock% exit \
+SERVER_SPECS := assumptions boot command_doctor% command_kill command_leases compatibility crowd deadlock% exit \
                 matrix memcached memory mysql% postgresql% quorum% redis% server sqlite storm structure symfony% update \
                 waiting_trouble
 # And on the first of them alone: leases, and what is Lua above the binding.

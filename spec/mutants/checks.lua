@@ -30,7 +30,8 @@ return {
   area("postgresql", "^csrc/stores/postgresql/", { "core:test_postgresql", "postgresql", "postgresql_leases", "stores on postgresql",
     "update on postgresql", "leases on postgresql", "symfony", "postgresql_security",
     "core:test_memory on_postgresql" }),
-  area("judge", "^csrc/stores/judge/", { "mysql_refusals", "postgresql", "redis", "memcached", "command_doctor" }),
+  area("judge", "^csrc/stores/judge/", { "mysql_refusals", "postgresql", "redis", "memcached", "command_doctor", "command_doctor_postgresql",
+    "command_doctor_redis" }),
   area("sql", "^csrc/stores/sql/", { "mysql_refusals", "postgresql", "mysql_leases", "postgresql_leases", "mysql_table" }),
   area("redis", "^csrc/stores/redis/", { "redis", "update on redis", "leases on redis", "symfony_redis", "redis_tls",
     "redis_cluster", "redis_sentinel" }),
@@ -41,6 +42,6 @@ return {
   area("rows", "^lua/hierlock/rows", { "rows" }),
   area("command", "^lua/hierlock/command/lease_tables", { "postgresql_leases" }),
   area("command", "^lua/hierlock/command/", { "command", "command_leases", "command_ps", "command_kill", "command_run", "command_explain",
-    "command_graph", "command_matrix", "command_top", "command_bench", "command_doctor" }),
+    "command_graph", "command_matrix", "command_top", "command_bench", "command_doctor", "command_doctor_files" }),
   area("lua", "^lua/", { "manager", "with", "misuse", "loop", "prometheus", "pending", "stats", "any", "leases on embedded" }),
 }
