@@ -51,9 +51,8 @@ uint32_t hl__shm_lease_make(hl__shm_space *space) {
       space, HL__LEASES, HL__USED | HL__LEASE | HL__MAKES | space->me | hl__shm_used_stamp(stamp));
   hl__shm_lease *lease = index ? hl__shm_lease_at(space, index) : NULL;
   if (!lease) return 0;
-  hl__a64 *words = &lease->base.end; /* all of it but `used` */
-  _Static_assert(offsetof(hl__shm_record, end) == sizeof(uint64_t), "behind used");
-  for (size_t i = 0; i < sizeof *lease / sizeof *words - 1; i++)
+  hl__a64 *words = (hl__a64 *)(void *)lease;
+  for (size_t i = 1; i < sizeof *lease / sizeof *words; i++) /* all of it but `used` */
     atomic_store_explicit(&words[i], 0, memory_order_relaxed);
   atomic_store(&lease->base.stamp, stamp);
   atomic_store(&lease->base.slot, space->me);

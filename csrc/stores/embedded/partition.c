@@ -34,29 +34,25 @@ static bool rows_add(hl__shm_space *space, uint32_t part) {
   return true;
 }
 
-hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uint32_t *index) {
+/* The number of the row of that key; 0: there is none. False: the chain leads nowhere, or in a
+   circle. */
+static bool row_search(hl__shm_space *space, uint64_t key, uint32_t *index) {
+  const uint32_t hash = hl__shm_hash(key);
+  uint32_t steps = 0;
+  *index = space->table->head[hl__shm_part_of(hash)][hl__shm_head_of(hash)];
+  while (*index) {
+    const hl__shm_row *row = hl__shm_row_at(space, *index);
+    if (!row || ++steps > STEPS_MAX) return false;
+    if (row->key == row_key(key)) return true;
+    *index = row->next;
+  }
+  return true;
+}
+
+static hl__shm_row *row_make(hl__shm_space *space, uint64_t key, uint32_t *index) {
   const uint32_t hash = hl__shm_hash(key), number = hl__shm_part_of(hash);
   hl__shm_part *part = &space->table->part[number];
-  uint32_t *head = &space->table->head[number][hl__shm_head_of(hash)], steps = 0;
-  bool mended = false;
-  for (uint32_t i = *head; i;) {
-    hl__shm_row *row = hl__shm_row_at(space, i);
-    if (!row || ++steps > STEPS_MAX) { /* the chain leads nowhere, or in a circle */
-      (void)atomic_fetch_add(&space->corrupt, 1);
-      if (mended) return NULL;
-      mended = true;
-      hl__shm_rebuild(space, number);
-      steps = 0;
-      i = *head;
-      continue;
-    }
-    if (row->key == row_key(key)) {
-      *index = i;
-      return row;
-    }
-    i = row->next;
-  }
-  if (!make) return NULL;
+  uint32_t *head = &space->table->head[number][hl__shm_head_of(hash)];
   hl__shm_row *row = hl__shm_row_at(space, part->free_row);
   if (!row && rows_add(space, number)) row = hl__shm_row_at(space, part->free_row);
   if (!row) return NULL;
@@ -66,6 +62,16 @@ hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uin
   part->free_row = rest;
   *head = *index;
   return row;
+}
+
+hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uint32_t *index) {
+  if (!row_search(space, key, index)) {
+    (void)atomic_fetch_add(&space->corrupt, 1);
+    hl__shm_rebuild(space, hl__shm_part_of(hl__shm_hash(key)));
+    if (!row_search(space, key, index)) return NULL;
+  }
+  if (*index) return hl__shm_row_at(space, *index);
+  return make ? row_make(space, key, index) : NULL;
 }
 
 void hl__shm_row_drop(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
@@ -353,8 +359,11 @@ static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, wai
     become(node, claim, HL__LOOSE);
     return;
   }
-  hl__shm_row *row = hl__shm_row_find(space, key, true, &node->row);
-  if (!row) return; /* only in a file that was damaged: each claim has had a row */
+  /* Without a row only in a file that was damaged: each claim has had one. */
+  if (!row_search(space, key, &node->row)) return;
+  hl__shm_row *row =
+      node->row ? hl__shm_row_at(space, node->row) : row_make(space, key, &node->row);
+  if (!row) return;
   if (state == HL__HELD)
     hl__shm_hold_link(space, row, index, hl__shm_mode_of(claim));
   else if (!waiters_add(them, index, node))
@@ -364,11 +373,8 @@ static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, wai
 /* Before the last step it changes nothing that counts; so it can be killed anywhere, and begun again.
    It needs no space in the file. */
 void hl__shm_rebuild(hl__shm_space *space, uint32_t part) {
-  static _Thread_local bool inside;
   waiters them = {0};
   hl__shm_wakes wakes = {0};
-  if (inside) return;
-  inside = true;
   (void)atomic_fetch_add(&space->rebuilds, 1);
   (void)atomic_fetch_add(&space->table->part[part].rebuilds, 1);
   rows_clear(space, part);
@@ -392,5 +398,4 @@ void hl__shm_rebuild(hl__shm_space *space, uint32_t part) {
   }
   hl__shm_wakes_send(&wakes);
   free(them.all);
-  inside = false;
 }
