@@ -211,7 +211,8 @@ static void all_is_well(const operation *what, long k) {
   }
   if (take_one(taker, row(0, 101, X), 0) == HL_OK) wrong("what a live process shares was free", k);
   hl__shm_give_back(taker, 0);
-  if (hl__shm_session_check(live, true, &fault) != HL_OK) wrong("a live process' claim is another", k);
+  if (hl__shm_session_check(live, true, &fault) != HL_OK)
+    wrong("a live process' claim is another", k);
   /* Another thread of this process may be mending at this moment. */
   const int64_t patience = hl__now_ms() + PATIENCE_MS;
   do {

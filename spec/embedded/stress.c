@@ -106,7 +106,8 @@ static void round_of(hl__shm_session *session, int me, unsigned *seed) {
   const uint64_t token = hl__shm_token(session->space);
   for (size_t i = 0; i < n; i++) believe(me, &rows[i], token);
   if (rand_r(seed) % 8 == 0) { /* an upgrade, or another row */
-    hl_row more = row(1, rand_r(seed) % 2 ? rows[n - 1].bucket : (uint32_t)rand_r(seed) % ROWS, X);
+    hl_row more =
+        row(1, rand_r(seed) % 2 ? (uint32_t)rows[n - 1].bucket : (uint32_t)rand_r(seed) % ROWS, X);
     request.rows = &more;
     request.n = 1;
     request.deadline = hl__now_ms() + 20;
