@@ -250,12 +250,14 @@ typedef struct hl__shm_note {
 /* Of a session, of an agent, of a request; of a lease, with more behind it. */
 typedef struct hl__shm_record {
   hl__a64 used;
-  hl__a64 end;     /* of a lease: hl__shm_end_word; 0: it is over */
-  hl__a64 stamp;   /* of a lease: a number that no other has had. Else: the agent's number */
-  hl__a32 agent;   /* the record of the session's agent, which may be itself */
-  hl__a32 waits;   /* of an agent: the node for which it blocks */
-  hl__a32 slot;    /* whose process it is; of a lease, whose it was */
-  hl__a32 first;   /* of a lease: its nodes, by `chain` */
+  hl__a64 end;   /* of a lease: hl__shm_end_word; 0: it is over */
+  hl__a64 stamp; /* of a lease: a number that no other has had. Else: the agent's number */
+  hl__a32 agent; /* the record of the session's agent, which may be itself */
+  hl__a32 waits; /* of an agent: the node for which it blocks */
+  hl__a32 slot;  /* whose process it is; of a lease, whose it was */
+  /* Of a lease: its nodes, by `chain`. Of a request that waits: a record that has the rows that it
+     wants, as claims, where texts are in others; note.mode is their number. */
+  hl__a32 first;
   uint32_t next;   /* in its process' list of free records */
   uint32_t number; /* of a session: for observers */
   hl__shm_note note;
@@ -282,6 +284,7 @@ typedef struct hl__shm_lease {
   hl__a64 heir[2]; /* its holder where `turn` is odd; else `holder` is */
 } hl__shm_lease;
 
+#define HL__SHM_WANTED HL__SHM_TEXT(64 + 128 + 256)
 #define HL__SHM_RECORD_UNITS 8u
 #define HL__SHM_LEASE_UNITS 16u
 

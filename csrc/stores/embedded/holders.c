@@ -155,17 +155,31 @@ typedef struct finding {
 } finding;
 
 typedef struct findings {
+  hl__shm_space *space;
   const hl_lease_filter *filter;
   finding *all;
   size_t n, capacity;
   bool failed;
 } findings;
 
+/* Whether a request that waits wants a row that conflicts. */
+static bool is_wanted(const findings *self, uint32_t note) {
+  hl__shm_record *record = hl__shm_record_at(self->space, note);
+  uint32_t number = record ? atomic_load(&record->first) : 0;
+  const hl__shm_record *rows = hl__shm_record_at(self->space, number);
+  uint32_t n = rows ? atomic_load(&rows->note.mode) : 0;
+  const hl__a64 *words = rows ? rows->note.application : NULL; /* and the texts behind it */
+  for (uint32_t i = 0; i < n && i < HL__SHM_WANTED; i++)
+    if (conflicts(self->filter, atomic_load(&words[i]))) return true;
+  return false;
+}
+
 static bool claim_find(void *context, const hl__shm_claim_seen *seen) {
   findings *self = context;
   bool hit = !seen->leased && conflicts(self->filter, seen->claim);
   bool waiting = hl__shm_state_of(seen->claim) == HL__WAIT;
   if (seen->leased || (!hit && !waiting)) return true;
+  hit = hit || is_wanted(self, seen->note);
   if (self->n == self->capacity) {
     size_t capacity = self->capacity ? 2 * self->capacity : 64;
     finding *grown = realloc(self->all, capacity * sizeof *grown);
@@ -239,7 +253,7 @@ static bool session_take(hl__shm_space *space, const finding *found, hl_holder *
 
 int hl__embedded_sessions_list(hl__shm_space *space, const hl_lease_filter *filter, hl_holder_fn fn,
                                void *context, hl_error *error) {
-  findings found = {.filter = filter};
+  findings found = {.space = space, .filter = filter};
   hl__shm_each_claim(space, claim_find, &found);
   if (found.failed) {
     free(found.all);

@@ -121,6 +121,7 @@ static uint32_t record_take(hl__shm_space *space) HL__REQUIRES(hl__shm_space_mut
   atomic_store(&record->stamp, 0);
   atomic_store(&record->agent, index);
   atomic_store(&record->waits, 0);
+  atomic_store(&record->first, 0);
   atomic_store(&record->slot, space->me);
   atomic_store(&record->used, HL__USED | space->me);
   return index;

@@ -291,13 +291,42 @@ static int granted_await(const taking *self, uint32_t index, uint64_t key, hl_er
   }
 }
 
+/* Has observers see which rows the request wants, while it waits for the first of them. Returns the
+   record that says so; 0: there is no space. */
+static uint32_t rows_tell(const taking *self) {
+  hl__shm_space *space = self->session->space;
+  hl__shm_record *note = hl__shm_record_at(space, self->session->note);
+  uint32_t number = note ? hl__shm_record_get(space) : 0;
+  hl__shm_record *record = hl__shm_record_at(space, number);
+  if (!record) return 0;
+  hl__a64 *words = record->note.application; /* and the texts behind it */
+  uint32_t n = self->request->n < HL__SHM_WANTED ? (uint32_t)self->request->n : HL__SHM_WANTED;
+  for (uint32_t i = 0; i < n; i++) {
+    const hl_row *row = &self->request->rows[i];
+    uint64_t key = hl__shm_key((uint32_t)row->bucket, row->level);
+    atomic_store(&words[i], hl__shm_claim(key, row->mode, HL__WAIT));
+  }
+  atomic_store(&record->note.mode, n);
+  atomic_store(&note->first, number);
+  return number;
+}
+
+static void rows_tell_no_more(const taking *self, uint32_t number) {
+  hl__shm_record *note = hl__shm_record_at(self->session->space, self->session->note);
+  if (!number || !note || atomic_load(&self->session->space->gone)) return;
+  atomic_store(&note->first, 0);
+  hl__shm_record_put(self->session->space, number);
+}
+
 static int row_wait(const taking *self, uint32_t index, const hl_row *row, hl_error *error) {
   hl__shm_session *session = self->session;
   const uint64_t held =
       hl__shm_claim(hl__shm_key((uint32_t)row->bucket, row->level), row->mode, HL__HELD);
   int status = hl__shm_watch_enter(session, error);
   if (status == HL_OK) {
+    const uint32_t told = rows_tell(self);
     status = granted_await(self, index, hl__shm_key_of(held), error);
+    rows_tell_no_more(self, told);
     hl__shm_watch_leave(session);
   }
   atomic_store(&session->waits, 0);
