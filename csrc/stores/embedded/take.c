@@ -25,6 +25,7 @@ typedef struct taking {
   uint64_t exempt;
   uint32_t before; /* what the session had */
   int64_t deadline;
+  bool alone; /* no thread watches for it: there is none to be had */
 } taking;
 
 /* -------------------------------------------------------------- sessions */
@@ -251,7 +252,7 @@ static bool wait_end(hl__shm_session *session, uint32_t index) {
 
 /* Until when the sleeper sleeps. */
 static int64_t sleep_until(const taking *self, int64_t lease_ms) {
-  int64_t until = hl__shm_now() + AGAIN_NS;
+  int64_t until = hl__shm_now() + (self->alone ? HL__SHM_POLL_NS : AGAIN_NS);
   if (lease_ms != INT64_MAX) {
     int64_t left = lease_ms - hl__shm_boot_ms(self->session->space);
     if (left < AGAIN_NS / 1000000)
@@ -284,6 +285,7 @@ static int granted_await(const taking *self, uint32_t index, uint64_t key, hl_er
       return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
     hl__shm_futex_wait(&node->wake, 0, sleep_until(self, lease_ms));
     if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
+    if (self->alone && !hl__shm_look(space)) hl__shm_sweep(space, false, self->deadline);
     if (atomic_load(&space->gone)) return hl__shm_gone_error(space, error);
     /* Only we do so: a grant changes the claim first. */
     atomic_store(&node->wake, 0);
@@ -322,13 +324,12 @@ static int row_wait(const taking *self, uint32_t index, const hl_row *row, hl_er
   hl__shm_session *session = self->session;
   const uint64_t held =
       hl__shm_claim(hl__shm_key((uint32_t)row->bucket, row->level), row->mode, HL__HELD);
-  int status = hl__shm_watch_enter(session, error);
-  if (status == HL_OK) {
-    const uint32_t told = rows_tell(self);
-    status = granted_await(self, index, hl__shm_key_of(held), error);
-    rows_tell_no_more(self, told);
-    hl__shm_watch_leave(session);
-  }
+  taking own = *self;
+  own.alone = hl__shm_watch_enter(session, NULL) != HL_OK;
+  const uint32_t told = rows_tell(&own);
+  int status = granted_await(&own, index, hl__shm_key_of(held), error);
+  rows_tell_no_more(&own, told);
+  if (!own.alone) hl__shm_watch_leave(session);
   atomic_store(&session->waits, 0);
   if (atomic_load(&session->space->gone))
     return status ? status : hl__shm_gone_error(session->space, error);
@@ -453,7 +454,7 @@ static int row_take(const taking *self, const hl_row *want, hl_error *error) {
 int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t exempt,
                  hl_error *error) {
   hl__shm_space *space = session->space;
-  const taking self = {session, request, exempt, session->n, hl__shm_ns(request->deadline)};
+  const taking self = {session, request, exempt, session->n, hl__shm_ns(request->deadline), false};
   int status = hl__shm_check(space, false, error);
   if (status) return status;
   if (__builtin_expect(atomic_load_explicit(&space->late_count, memory_order_relaxed) != 0, 0))
