@@ -3,7 +3,7 @@
  *
  * A session that waits has published for which node its agent blocks, before it looks. It follows the
  * waits: from a node to the waiter before it and the holders in its way, to their agents, to the nodes
- * for which those block. The wait that closes a circle comes last, when all others of it stand; so the
+ * for which those block (for a second at least: shorter waits are not published). The wait that closes a circle comes last, when all others of it stand; so the
  * session that publishes it sees all of it, and gives way.
  *
  * The first walk locks one partition at a time, and may see a circle that never was at one moment. So
@@ -53,6 +53,15 @@ static void meet(walk *self, uint32_t from, uint32_t session) {
   if (from == self->start && !self->by && (self->found || waits)) self->by = session;
 }
 
+/* A waiter is before the node in its queue. A wait that its session has not published ends soon, or is
+   a pending, which keeps no agent. */
+static void queue_behind(walk *self, uint32_t from, uint32_t ahead, uint32_t session) {
+  const hl__shm_record *record = hl__shm_record_at(self->space, agent_of(self->space, session));
+  if (!record || atomic_load(&record->waits) != ahead) return;
+  visit(self, ahead);
+  if (from == self->start && !self->by) self->by = session;
+}
+
 /* The partition of the node is locked. */
 static void look(walk *self, uint32_t index, uint64_t claim) {
   hl__shm_space *space = self->space;
@@ -64,8 +73,7 @@ static void look(walk *self, uint32_t index, uint64_t claim) {
   for (const hl__shm_node *ahead; (ahead = hl__shm_node_at(space, before)) && steps < STEPS_MAX;
        steps++) {
     if (hl__shm_state_of(atomic_load(&ahead->claim)) == HL__WAIT) {
-      visit(self, before);
-      if (atomic_load(&ahead->session) != session) meet(self, index, atomic_load(&ahead->session));
+      queue_behind(self, index, before, atomic_load(&ahead->session));
       break;
     }
     before = ahead->prev;
