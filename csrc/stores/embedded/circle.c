@@ -48,9 +48,11 @@ static void meet(walk *self, uint32_t from, uint32_t session) {
   const uint32_t agent = agent_of(self->space, session);
   const hl__shm_record *record = hl__shm_record_at(self->space, agent);
   const uint32_t waits = record ? atomic_load(&record->waits) : 0;
-  if (agent == self->agent && agent) self->found = true;
+  /* The agent's own lock, right in its way, is the core's to judge (agent.h): a thread may be about to
+     release it. */
+  if (agent == self->agent && agent && from != self->start) self->found = true;
   if (waits) visit(self, waits);
-  if (from == self->start && !self->by && (self->found || waits)) self->by = session;
+  if (from == self->start && !self->by && waits && agent != self->agent) self->by = session;
 }
 
 /* A waiter is before the node in its queue. A wait that its session has not published ends soon, or is
