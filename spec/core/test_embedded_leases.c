@@ -7,6 +7,8 @@
 #include "hierlock.h"
 #include "store.h"
 
+#include "../../csrc/stores/embedded/embedded_store.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -426,8 +428,9 @@ static void do_up_and_down(void) {
   (void)convert(victim, &subject, false, &token);
 }
 
-/* Another process does it, and is killed at its instruction number `at`. True: it had done it. */
-static bool killed_at(void (*action)(void), unsigned long at) {
+/* Another process does it, and stands still before its instruction number `at`. *done: it had done
+   it. */
+static pid_t stopped_at(void (*action)(void), unsigned long at, bool *done) {
   int status;
   pid_t pid = fork();
   assert_true(pid >= 0);
@@ -449,10 +452,13 @@ static bool killed_at(void (*action)(void), unsigned long at) {
     assert_int_equal(waitpid(pid, &status, 0), pid);
     if (!WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP) break;
   }
-  bool done = !WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP;
+  *done = !WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP;
+  return pid;
+}
+
+static void murder(pid_t pid) {
   assert_int_equal(kill(pid, SIGKILL), 0);
-  assert_int_equal(waitpid(pid, &status, 0), pid);
-  return done;
+  assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
 /* Only some instructions are tried, others each time; HIERLOCK_STEP=1: all. */
@@ -472,7 +478,7 @@ static void killed_anywhere(void (*action)(void), void (*before)(hl_session *), 
     hl_lease_terms other = terms_of(9, 60000);
     subject = terms_of(1, 60000);
     if (before) before(f.a);
-    done = killed_at(action, at);
+    murder(stopped_at(action, at, &done));
     /* Until what the dead process has left is mended: there is a lease, or the row is free. */
     wanted it;
     int64_t patience = soon();
@@ -506,6 +512,39 @@ static void exclusive_before(hl_session *session) {
   assert_int_equal(lease(session, 1, ROWS, &subject), HL_OK);
 }
 static void update_before(hl_session *session) { update_lease(session, &subject); }
+
+/* A process that stands still while it takes a lease away that is over keeps the others from its rows
+   only while it has the lock of a partition. */
+static void a_process_stopped_while_it_drops_one_keeps_no_row(void **state) {
+  (void)state;
+  if (!TRACES) skip();
+  fixture f = begin();
+  const hl__shm_table *table = ((hl__embedded_session *)(void *)f.a)->table->space->table;
+  bool done = false;
+  unsigned long step = stride(), free_ones = 0;
+  for (unsigned long at = (unsigned long)getpid() % step; !done; at += step) {
+    wanted it;
+    subject = terms_of(1, 60000);
+    exclusive_before(f.a);
+    pid_t pid = stopped_at(do_drop, at, &done);
+    bool inside = false;
+    for (unsigned part = 0; part < HL__SHM_PARTS; part++)
+      if (atomic_load(&table->part[part].lock)) inside = true;
+    if (!inside && leases(f.b) == 0) {
+      want(&it, 1, ROWS, HL_EXCLUSIVE)->try_once = false;
+      assert_int_equal(ops->take(f.b, &it.request, &it.grant, NULL), HL_OK);
+      give(f.b);
+      free_ones++;
+    }
+    murder(pid);
+    if (leases(f.b) == 1) assert_int_equal(end_by(f.b, subject.id), 1);
+    want(&it, 1, ROWS, HL_EXCLUSIVE)->try_once = false;
+    assert_int_equal(ops->take(f.b, &it.request, &it.grant, NULL), HL_OK);
+    give(f.b);
+  }
+  assert_true(free_ones > 0);
+  end(&f);
+}
 
 #define KILLED(name, action, before, ends)                                                         \
   static void a_process_killed_while_it_##name(void **state) {                                     \
@@ -559,6 +598,7 @@ int main(int argc, char **argv) {
       TEST(a_process_killed_while_it_refreshes_one),
       TEST(a_process_killed_while_it_adopts_one),
       TEST(a_process_killed_while_it_converts_one),
+      TEST(a_process_stopped_while_it_drops_one_keeps_no_row),
       cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);

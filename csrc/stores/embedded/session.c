@@ -216,7 +216,8 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
       part.agent && part.blocks && !part.try_once && hl__left_ms(part.deadline) >= CIRCLE_LEAST_MS;
 
   if (named > 0 && !files_reserve(session, named)) return hl__error_memory(error);
-  int status = before > 0 ? rows_missing(table, &part, &missing, error) : HL_OK;
+  int status = hl__shm_check(table->space, false, error);
+  if (status == HL_OK && before > 0) status = rows_missing(table, &part, &missing, error);
   if (status == HL_OK) {
     if (hl__shm_tell(table, request, hl__embedded_store_of(session)->config->application))
       status = hl__shm_take(table, &part, exempt, error);
