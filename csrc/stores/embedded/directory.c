@@ -1,9 +1,8 @@
 /*
  * directory.c - see directory.h.
  *
- * Two programs exclude each other only if they come to the same directory; so
- * the default one depends on nothing but the user, and is refused rather than
- * replaced when there is something wrong with it.
+ * Two programs exclude each other only if they use the same directory. So the default directory
+ * depends on the user alone. If something is wrong with it, hierlock refuses it, and uses no other.
  */
 #include "directory.h"
 #include "machine.h"
@@ -21,8 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The same for every process of the user: $XDG_RUNTIME_DIR is absent under
-   cron, and /tmp may be private to a service. */
+/* Every process of the user finds this one. $XDG_RUNTIME_DIR is absent under cron, and /tmp may be
+   private to a service. */
 #define DEFAULT_DIRECTORY "/dev/shm/hierlock-%lu"
 
 /* ------------------------------------------------------------ finding it */
@@ -36,7 +35,7 @@ static int default_open(hl__file_directory *directory, hl_error *error) {
                            "cannot make the lock directory %s; name another "
                            "one, as in file:/var/lib/mine/locks",
                            path);
-  /* Whoever may write in /dev/shm could have been there first. */
+  /* Any user may write in /dev/shm, and so may have made the directory first. */
   directory->fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (directory->fd < 0 && (errno == ELOOP || errno == ENOTDIR))
     return hl__error(error, HL_ESTORE,
@@ -159,8 +158,8 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_
   directory->inode = st.st_ino;
   directory->owner = st.st_uid;
   directory->group = st.st_gid;
-  /* For whoever may write in the directory. Nobody else may even read: with a
-     descriptor for reading he could lock every byte, shared, for ever. */
+  /* Users who may write in the directory may read and write its files; other users may not even read
+     them. A reader could lock every byte, shared, for ever. */
   mode_t writers = st.st_mode & 0222;
   directory->file_mode = 0600 | writers | writers << 1;
   return HL_OK;
@@ -195,14 +194,13 @@ void hl__file_close(int fd) {
   if (fd >= 0) hl__fork_close(fd);
 }
 
-/* Gives a new file to those who share the directory. What root makes in a user's
-   directory is the user's, as it would otherwise keep him out of it. */
+/* Gives a new file to those who share the directory. A file that root makes in a user's directory becomes the user's, or the user could not open it. */
 static int file_share(const hl__file_directory *directory, int fd, mode_t mode) {
   int given = 0;
   if (geteuid() == 0 && directory->owner != 0) given = fchown(fd, directory->owner, (gid_t)-1);
   (void)given; /* where root may not, it stays root's */
   if (fchown(fd, (uid_t)-1, directory->group) != 0)
-    /* It has a group of ours, who are nobody special in the directory. */
+    /* The file keeps a group of this process, which has no rights of its own in the directory. */
     mode = (mode & ~(mode_t)0070) | (mode & 0007) << 3;
   return fchmod(fd, mode);
 }
@@ -233,16 +231,15 @@ int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
   return -1;
 }
 
-/* An earlier version let everybody read whom the directory let read. Not by
-   root in a user's directory, who may have put another name of any file there. */
+/* An earlier version made its files readable for every user who may read the directory. Root leaves files in a user's directory alone: the user may have linked any file there. */
 static void mode_mend(const hl__file_directory *directory, int fd, const struct stat *st) {
   mode_t extra = st->st_mode & 0777 & ~directory->file_mode;
   if (extra && st->st_uid == geteuid() && directory->owner == st->st_uid && st->st_nlink == 1)
     (void)fchmod(fd, st->st_mode & 07777 & ~extra);
 }
 
-/* Never with O_CREAT: where fs.protected_regular is set, that would fail on
-   somebody else's file in a directory such as /tmp. */
+/* Opens without O_CREAT: with fs.protected_regular the kernel refuses O_CREAT on another user's
+   file in a directory such as /tmp. */
 static int file_open(const hl__file_directory *directory, const char *name, int how,
                      struct stat *st) {
   hl__fork_forbid();
@@ -289,8 +286,8 @@ int hl__file_name(const hl__file_directory *directory, const char *temporary, co
   return (int)result;
 }
 
-/* Somebody whose clock is ahead takes a temporary file for an old one, and sweeps it
-   away before it has its name. */
+/* A process whose clock is ahead may take a temporary file for an old one, and remove it before it
+   has its name. */
 #define SWEPT_TRIES 8
 
 int hl__file_make(const hl__file_directory *directory, const char *name) {
@@ -312,8 +309,7 @@ int hl__file_make(const hl__file_directory *directory, const char *name) {
 /* A file is not locked for a moment after it was made. */
 #define YOUNG_S 60
 
-/* How many names a sweep looks at; in a directory that somebody has filled, it
-   shall not take long. */
+/* A sweep looks at so many names at most: it ends soon in a directory with very many files. */
 #define SWEEP_MAX 20000u
 
 bool hl__file_is_dead(int fd) {

@@ -1,7 +1,6 @@
 /*
  * directory.h - the lock directory (directory.c): which one, whether locks in it can be trusted,
- * and how a file in it is made so that no program sees half of one. Knows nothing of what is in the
- * files.
+ * and how a file in it is made so that no program sees half of one. This file does not know what the files contain.
  */
 #ifndef HIERLOCK_DIRECTORY_H
 #define HIERLOCK_DIRECTORY_H
@@ -15,7 +14,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* What the names of files begin with that are about to get another name. */
+/* Temporary files, which soon get another name, have names that begin so. */
 #define HL__FILE_TEMPORARY "tmp-"
 #define HL__FILE_NAME_MAX 64
 
@@ -38,8 +37,8 @@ void hl__file_directory_close(hl__file_directory *directory);
    out of memory. */
 char *hl__file_path(const char *directory, const char *name);
 
-/* A new, empty file under a name of its own ("tmp-..."), with these rights,
-   which shows to be in somebody's hands (hl__file_life) until it is closed. A
+/* Makes an empty file with a name of its own ("tmp-...") and these rights. Until it is closed, its
+   lock (hl__file_life) shows that a process uses it. A
    descriptor that is watched, or -1 with errno. */
 int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
                        char name[HL__FILE_NAME_MAX]);

@@ -8,8 +8,8 @@
  *   store.c     the store, and its hl_store_ops
  *
  * Locks: a store's mutex comes before those of the table. A lease's word `busy` is a lock, too: the
- * process whose number is in it changes the lease, and takes locks of partitions meanwhile. A
- * process that dies with it is found out by the next one that wants it. Whatever is changed under
+ * process whose number is in it changes the lease, and takes locks of partitions meanwhile. The next process that
+ * wants the word finds out if its owner has died. Whatever is changed under
  * it is switched by one word, so there is nothing to mend.
  */
 #ifndef HIERLOCK_EMBEDDED_STORE_H
@@ -33,7 +33,7 @@ typedef struct hl__embedded_store {
 
 HL__MUTEX_FUNCTIONS(hl__embedded_store, hl__embedded_store, mutex, hl__embedded_store_mutex)
 
-/* One of Symfony's files that a session has locked. */
+/* A lock file of Symfony's that a session has locked. */
 typedef struct hl__embedded_file {
   hl_row row;
   hl__flock flock;
@@ -91,7 +91,7 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
                               uint64_t exempt, hl_error *error);
 /* Gives back all that it holds. */
 void hl__embedded_session_clear(hl__embedded_session *session);
-/* Whether what it holds keeps the others out. HL_OK, HL_ECONNECTION. */
+/* Checks that the session's locks still exclude other programs. HL_OK, HL_ECONNECTION. */
 int hl__embedded_session_check(hl__embedded_session *session, hl_error *error);
 
 /* -------------------------------------------------------------- lease.c */

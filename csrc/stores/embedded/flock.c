@@ -1,16 +1,15 @@
 /*
  * flock.c - the files by which Symfony's FlockStore locks, taken beside our own rows where
- * a manager interoperates: for each node sf.NAME.HASH.lock in a directory, by flock(). They
- * come behind all rows (plan.c), so only the first of our programs in the queue of a node
- * ever waits for one of theirs.
+ * a manager interoperates: for each node sf.NAME.HASH.lock in a directory, by flock(). A request takes them after all rows (plan.c). So only the first hierlock
+ * request in the queue of a node waits for a PHP program.
  *
- * Nobody tells us when a PHP program gives one back, and flock() itself cannot be cancelled
- * without a signal: a waiter tries again every few milliseconds. Those who sleep in
- * flock() get it before.
+ * PHP programs wake no hierlock waiter, and only a signal could cancel a flock() that sleeps. So a
+ * waiter tries again every few milliseconds. A PHP program that sleeps in flock() gets the file
+ * before it.
  *
- * A file is never removed, neither by Symfony nor here. Whoever removes one (a cleaner of
- * /tmp) parts those who have it open from those who come later: we notice it before a
- * grant, and when we look.
+ * A file is never removed, neither by Symfony nor here. If a program (a cleaner of /tmp) removes
+ * one, programs that have it open and later ones do not exclude each other. hierlock notices that
+ * before a grant, and at each check.
  */
 #include "flock.h"
 #include "clock.h"
@@ -55,7 +54,7 @@ static bool is_shown(unsigned char c) {
          c == '_' || c == '-';
 }
 
-/* As FlockStore::lock() has it: what is not plain becomes one '-', and is cut. */
+/* As FlockStore::lock() does: replaces bytes that are not plain by one '-', and cuts the name. */
 static void file_name(const char *name, size_t size, char out[FILE_NAME_MAX_BYTES]) {
   static const char base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuv"
                                "wxyz0123456789+_"; /* '/' is written as '_' */
@@ -74,7 +73,7 @@ static void file_name(const char *name, size_t size, char out[FILE_NAME_MAX_BYTE
   strcpy(at, ".lock");
 }
 
-/* Of the file's name: two names that lead to one file are one row. */
+/* Hashes the file's name: two names that lead to one file are one row. */
 uint64_t hl__file_name_key(const char *name, size_t size) {
   char file[FILE_NAME_MAX_BYTES];
   file_name(name, size, file);
@@ -118,7 +117,7 @@ int hl__flock_directory(const hl_dsn *dsn, char **path, hl_error *error) {
     return hl__error(error, HL_EDSN,
                      "the directory of Symfony's lock files must be absolute: "
                      "flock:///directory");
-  /* As PHP's sys_get_temp_dir(). */
+  /* PHP's sys_get_temp_dir() does the same. */
   if (!wanted) wanted = getenv("TMPDIR");
   if (!wanted || !*wanted) wanted = "/tmp";
   *path = strdup(wanted);
@@ -138,9 +137,9 @@ int hl__flock_directory(const hl_dsn *dsn, char **path, hl_error *error) {
 
 /* ----------------------------------------------------------------- files */
 
-/* As FlockStore::lock() does: for all, and never with O_CREAT on a file that is there,
-   which the kernel refuses in a directory like /tmp. No link is followed: whoever can write
-   there could lead us anywhere. -1 with errno. */
+/* Opens as FlockStore::lock() does: the file is for all users, and O_CREAT is never used on an existing
+   file, which the kernel refuses in a directory like /tmp. Follows no link: any user who may write
+   there could plant one. -1 with errno. */
 static int file_open(const char *path) {
   const int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
   int fd = -1;

@@ -1,6 +1,6 @@
 /*
- * holders.c - who holds and awaits what, for observers, and the list of leases. What is read here
- * changes meanwhile, and was written by others: it is copied, looked at again, and cut to size.
+ * holders.c - who holds and awaits what, for observers, and the list of leases. Other
+ * processes write and change what this file reads. So it copies, looks again, and cuts to size.
  */
 #include "embedded_store.h"
 #include "mode.h"
@@ -47,7 +47,7 @@ static void note_take(hl_holder *holder, const hl__shm_note *note) {
 
 /* ------------------------------------------------------------------- rows */
 
-/* A row, and whether it is the same as, or in the way of, one that is looked for. */
+/* Finds the row of a claim among rows in locking order; NULL: it is none of them. */
 static const hl_row *row_find(const hl_row *rows, size_t n, uint64_t claim) {
   uint64_t key = hl__shm_key_of(claim);
   uint8_t level = (uint8_t)(key >> 32);
@@ -133,7 +133,7 @@ static bool lease_list(void *context, uint32_t index) {
     turn = atomic_load(&lease->base.note.turn);
     lease_take(self->space, lease, &holder);
   } while ((turn % 2 != 0 || turn != atomic_load(&lease->base.note.turn)) && ++attempts < ATTEMPTS);
-  /* It was all this lease's, and that is still there. */
+  /* The copy is of one lease, and the lease is still there. */
   if (atomic_load(&lease->base.stamp) != stamp || atomic_load(&lease->base.end) == 0) return true;
   if (self->filter->over || holder.remaining_ms > 0) self->fn(self->context, &holder);
   return true;
@@ -201,14 +201,14 @@ static int claim_compare(const void *a, const void *b) {
   return (int)y->hit - (int)x->hit;
 }
 
-/* By session; what it holds before what it awaits. */
+/* By session; held rows before awaited ones. */
 static int request_compare(const void *a, const void *b) {
   const finding *x = a, *y = b;
   if (x->seen.session != y->seen.session) return x->seen.session < y->seen.session ? -1 : 1;
   return (int)x->waiting - (int)y->waiting;
 }
 
-/* Of the claims one of each request of which one conflicts. */
+/* Keeps one claim of each request that has a conflicting one. */
 static size_t requests_of(finding *all, size_t n) {
   size_t count = 0;
   for (size_t i = 0, next; i < n; i = next) {
@@ -262,8 +262,8 @@ int hl__embedded_sessions_list(hl__shm_space *space, const hl_lease_filter *filt
   if (found.n > 0) qsort(found.all, found.n, sizeof *found.all, claim_compare);
   size_t n = requests_of(found.all, found.n);
   if (n > 0) qsort(found.all, n, sizeof *found.all, request_compare);
-  /* Each session once, though it may have made several requests; of all that there is, also what it
-     awaits beside what it holds. */
+  /* Tells of each session once, though it may have made several requests. A list of everything also
+     tells what a session awaits beside its locks. */
   const finding *told = NULL;
   for (size_t i = 0; i < n; i++) {
     const finding *it = &found.all[i];

@@ -4,8 +4,9 @@
  *
  * Presence decides: a lease is there while its `end` is not 0. An operation that depends on who has
  * the lease (refresh, drop, import, conversion, revocation) has the lease's word `busy` meanwhile,
- * so these exclude each other. Whoever meets a lease whose time is up ends it without that word: by
- * a CAS of `end`, which a refresh changes in the same way. So one of the two is first.
+ * so these exclude each other. A
+ * waiter that meets a lease whose time is up ends it without that word, by a CAS of `end`. A refresh
+ * changes `end` by a CAS, too. So one of the two is first.
  */
 #include "embedded_store.h"
 #include "mode.h"
@@ -14,13 +15,13 @@
 #include <string.h>
 #include <time.h>
 
-/* For `busy`, where nobody has set a time: it is kept for microseconds. */
+/* A call without a deadline waits so long for `busy`, which a process keeps for microseconds. */
 #define TAKE_MS 1000
 /* Between two tries for it; how long it is kept before its owner may be dead. */
 #define PAUSE_NS 20000
 #define DEAD_NS 1000000
-/* What is left of a revoked lease stays so long beyond the lease's time; and a lease that none has
-   released, refreshed or wanted since. */
+/* The note of a revoked lease stays so long beyond the lease's time. So does an expired lease that no
+   caller has released, refreshed or wanted since. */
 #define KEPT_MS 3600000
 
 static hl__shm_space *space_of(hl_session *session) {
@@ -74,11 +75,11 @@ static bool is_left(const hl__shm_space *space, uint64_t word) {
 
 static void grip_leave(const grip *self) {
   uint64_t word = self->word;
-  /* A record that has become another lease's meanwhile keeps what it has. */
+  /* If the record has become another lease's meanwhile, this changes nothing. */
   (void)atomic_compare_exchange_strong(&self->lease->busy, &word, 0);
 }
 
-/* Whether it is a lease, or what is left of a revoked one. */
+/* Whether the record is a lease, or the note of a revoked one. */
 static bool is_lease(hl__shm_lease *lease) {
   uint64_t used = atomic_load(&lease->base.used);
   return (used & HL__LEASE) != 0 && (used & HL__MAKES) == 0 &&
@@ -162,7 +163,7 @@ static int gone_error(hl_error *error) {
                    "taken its nodes since");
 }
 
-/* What is left of a lease: by whom it was revoked, and why. */
+/* Says who has revoked the lease, and why. */
 static int revoked_error(hl__shm_lease *lease, hl_error *error) {
   char by[sizeof lease->by], reason[sizeof lease->reason];
   char shown_by[sizeof by], shown_reason[sizeof reason];
@@ -217,7 +218,7 @@ static bool sweep_step(void *context, uint32_t index) {
   hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
   if (!lease) return true;
   if (!is_lease(lease)) {
-    /* What a process has left that died before it took the lease away. */
+    /* A process died after it had ended the lease, before it took its claims away. */
     hl__shm_lease_forget(self->space, index, atomic_load(&lease->base.stamp));
     return true;
   }
@@ -238,7 +239,7 @@ static bool sweep_step(void *context, uint32_t index) {
   return true;
 }
 
-/* A record. Before the table grows much for it, what has been over for long goes. */
+/* A record. Before the table grows much, leases and notes go whose time was up long ago. */
 static uint32_t record_make(hl__shm_space *space) {
   static hl__a32 looked_at;
   uint32_t chunks = hl__shm_chunks(space), last = atomic_load(&looked_at);
@@ -255,7 +256,7 @@ static uint32_t record_make(hl__shm_space *space) {
   return it.ended > 0 ? hl__shm_lease_make(space) : 0;
 }
 
-/* Who has it, for observers. */
+/* Writes for observers which process has the lease. */
 static void whose(hl__embedded_session *session, hl__shm_lease *lease) {
   const hl_store_config *config = hl__embedded_store_of(session)->config;
   hl__shm_note *note = &lease->base.note;
@@ -306,7 +307,7 @@ int hl__embedded_lease_write(hl__embedded_session *session, const hl_request *re
     hl__shm_lease_abandon(space, index, deadline);
     return status;
   }
-  /* The time counts from here: whoever waits has not met the lease yet. */
+  /* The time counts from here: no waiter has met the lease yet. */
   grant->sent_ms = hl__boot_ms();
   grant->place = index;
   atomic_store(&lease->end_unix, (uint64_t)hl__deadline(hl__unix_ms(), request->lease->ttl));
@@ -323,7 +324,7 @@ static int to_lease(hl_session *base, const hl_request *request, hl_grant *grant
 
 /* -------------------------------------------------------------- one record */
 
-/* It ends `ttl` from now. False: it has ended. */
+/* Has the lease end `ttl` from now. False: it has ended. */
 static bool extend(const grip *self, int64_t ttl, int64_t *sent_ms) {
   *sent_ms = hl__boot_ms();
   atomic_store(&self->lease->end_unix, (uint64_t)hl__deadline(hl__unix_ms(), ttl));
@@ -392,9 +393,9 @@ static int record_convert(const grip *self, const hl_request *request, hl_error 
   return status;
 }
 
-/* The session takes the rows as any other would, but that the lease is not in its way; so it stands
-   before all who wait, as who holds a row already does. Then it has them together with the lease,
-   and nobody else is there. */
+/* The session takes the rows as any other session would, but the lease is not in its way. So it waits
+   before all other waiters, as a session does that holds the row already. Once it is granted, the
+   lease and the session hold the rows alone. */
 static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__embedded_session *session = hl__embedded_session_of(base);
@@ -428,8 +429,8 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
 
 /* ----------------------------------------------------------------- import */
 
-/* Whether the lease has the rows that its text says. What a process has left stronger that died in
-   an upgrade is made what it was. */
+/* Whether the lease has the rows that its text says. If a process died in an upgrade, some rows may be exclusive that the
+   text calls shared: they become shared again. */
 static int rows_compare(const grip *self, const hl_request *request, hl_error *error) {
   const bool exclusive = atomic_load(&self->lease->base.note.mode) == HL_EXCLUSIVE;
   size_t met = 0;
@@ -463,7 +464,7 @@ static int adopt(hl__embedded_session *session, const grip *self, const hl_reque
   const hl_lease_terms *terms = request->lease;
   hl__shm_lease *lease = self->lease;
   uint8_t found[16];
-  /* Given up while it waited for the lease: somebody may have imported since. */
+  /* The caller gave up while this thread waited for the lease; another import may have come since. */
   if (atomic_load(&session->interrupted))
     return hl__error(error, HL_CANCELLED, "the import was interrupted");
   if (!hl__embedded_id_is(lease->secret, terms->secret)) return gone_error(error);
@@ -500,7 +501,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
 static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
                       void *context, int64_t deadline, hl_error *error) {
   hl__shm_space *space = space_of(base);
-  (void)deadline; /* it waits for nobody */
+  (void)deadline; /* it does not wait */
   int status = hl__shm_check(space, false, error);
   if (status == HL_OK) hl__embedded_leases_list(space, filter, fn, context);
   return status;
@@ -542,7 +543,7 @@ static bool revoke_step(void *context, uint32_t index) {
   return true;
 }
 
-/* Those that are over, too: they may be refreshed, as long as the record is there. */
+/* Ends expired leases, too: a refresh could revive them as long as the record is there. */
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
                         uint64_t *count, hl_error *error) {
   hl__shm_space *space = space_of(base);

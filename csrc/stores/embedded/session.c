@@ -52,7 +52,7 @@ static int table_begin(hl__embedded_store *store, hl__shm_session **table, hl_er
 
 int hl__embedded_session_open(hl_store *base, int64_t deadline, hl_session **result,
                               hl_error *error) {
-  (void)deadline; /* opening waits for nobody */
+  (void)deadline; /* opening does not wait */
   *result = NULL;
   hl__embedded_session *session = calloc(1, sizeof *session);
   if (!session) return hl__error_memory(error);
@@ -93,7 +93,7 @@ int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error)
   status = table_begin(hl__embedded_store_of(session), &fresh, error);
   if (status) return status;
   hl__embedded_guard_lock(session);
-  hl__shm_session *before = session->table; /* a child that is born meanwhile frees what it finds */
+  hl__shm_session *before = session->table; /* a child that is forked meanwhile frees this one */
   session->table = fresh;
   hl__embedded_guard_unlock(session);
   hl__shm_end(before);
@@ -145,7 +145,7 @@ static bool files_reserve(hl__embedded_session *session, size_t n) {
   size_t capacity = session->file_capacity + (n < 8 ? 8 : n);
   hl__embedded_file *grown = malloc(capacity * sizeof *grown);
   if (!grown) return false;
-  /* Not realloc: a child that is born meanwhile frees what it finds here. */
+  /* Not realloc: a child that is forked meanwhile frees the array it finds here. */
   hl__embedded_file *before = session->files;
   if (before) memcpy(grown, before, session->file_count * sizeof *grown);
   session->files = grown;
@@ -160,7 +160,7 @@ static int file_take(hl__embedded_session *session, const hl_request *request, c
     const hl_row *held = &session->files[i].row;
     if (hl__row_compare(held, row) != 0) continue;
     if (hl__mode_covers((hl_mode)held->mode, (hl_mode)row->mode)) return HL_OK;
-    /* flock() would give up what it has, and then perhaps not get the other. */
+    /* flock() would release the shared lock before it waits for the exclusive one. */
     return hl__error(error, HL_EUNSUPPORTED,
                      "a lock that Symfony's FlockStore shares cannot be made "
                      "exclusive while it is held: acquire it exclusively");
@@ -189,7 +189,7 @@ static bool is_covered(const hl__shm_session *table, const hl_row *row) {
   return false;
 }
 
-/* The rows of the table among those of an extension that the session has not got. */
+/* Copies the rows of an extension that the session does not hold yet. */
 static int rows_missing(const hl__shm_session *table, hl_request *part, hl_row **rows,
                         hl_error *error) {
   size_t n = 0;
@@ -229,7 +229,7 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
     status = file_take(session, request, &request->rows[first + i], error);
   free(missing);
   if (status) {
-    /* A victim keeps nothing, what it extends included. */
+    /* A victim of a deadlock also loses the rows that it wanted to extend. */
     bool victim = status == HL_DEADLOCK;
     session_release(session, victim ? 0 : before, victim ? 0 : files);
     if (!victim) hl__shm_tell_no_more(table, notes);

@@ -5,7 +5,7 @@
  * A lease is taken as a session's rows are. Then the lease gets claims of its own beside them, and
  * the session gives its rows back.
  *
- * Nothing is ever outstanding: whatever is done is done when the call returns.
+ * Nothing is ever outstanding: each call ends its work before it returns.
  */
 #include "embedded_store.h"
 
@@ -17,7 +17,7 @@
 
 /* ----------------------------------------------------------------- store */
 
-/* Unchecked, as store_close: nobody else has the store. */
+/* Unchecked, as store_close: no other thread has the store. */
 HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
                                     hl_error *error) {
   const hl_dsn *dsn = config->dsn;
@@ -81,12 +81,12 @@ static int session_take(hl_session *base, const hl_request *request, hl_grant *g
     status = request->extend ? HL_OK : hl__embedded_session_refresh(session, error);
     if (status == HL_OK) status = rows_take(session, request, grant, error);
   } while (status == HL_ECONNECTION && !request->extend && ++tries < REOPEN_MAX);
-  /* One that comes later is forgotten by settle. */
+  /* settle forgets an interruption that comes later. */
   atomic_store(&session->interrupted, false);
   return status;
 }
 
-/* What the upgrade has added is given back. */
+/* Gives the claims back that the upgrade has added. */
 static int session_downgrade(hl_session *base, const hl_request *request, int64_t *sent_ms,
                              hl_error *error) {
   hl__embedded_session *session = hl__embedded_session_of(base);
