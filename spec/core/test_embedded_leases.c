@@ -513,6 +513,48 @@ static void exclusive_before(hl_session *session) {
 }
 static void update_before(hl_session *session) { update_lease(session, &subject); }
 
+static int adopt_update(hl_session *session, hl_lease_terms *terms, hl_mode mode) {
+  wanted it;
+  want(&it, 1, 2, HL_SHARED)->lease = terms;
+  it.rows[0] = (hl_row){.level = 2 | HL_LEVEL_UPDATE, .bucket = 1, .mode = HL_EXCLUSIVE};
+  it.rows[1] = (hl_row){.level = 2, .bucket = 1, .mode = (uint8_t)mode};
+  return session->store->leases->adopt(session, &it.request, &it.grant, NULL);
+}
+
+/* An import finds the lease in the one mode or in the other, and afterwards its claims are so. */
+static void what_a_killed_conversion_leaves_is_imported(void **state) {
+  (void)state;
+  if (!TRACES) skip();
+  fixture f = begin();
+  bool done = false;
+  unsigned long step = stride();
+  for (unsigned long at = (unsigned long)getpid() % step; !done; at += step) {
+    subject = terms_of(1, 60000);
+    update_lease(f.a, &subject);
+    murder(stopped_at(do_up_and_down, at, &done));
+    /* The claims of the dead are taken away: another row of theirs is waited for. */
+    wanted it;
+    want(&it, 100, ROWS, HL_EXCLUSIVE)->try_once = false;
+    assert_int_equal(ops->take(f.b, &it.request, &it.grant, NULL), HL_OK);
+    give(f.b);
+    hl_lease_terms heir = subject;
+    memset(heir.holder, 50, sizeof heir.holder);
+    int status = adopt_update(f.b, &heir, HL_SHARED);
+    if (status == HL_EMISMATCH)
+      assert_int_equal(adopt_update(f.b, &heir, HL_EXCLUSIVE), HL_OK);
+    else
+      assert_int_equal(status, HL_OK);
+    want(&it, 1, 1, HL_SHARED)->try_once = false;
+    it.request.deadline = hl__now_ms() + (status == HL_OK ? SOON_MS : 20);
+    assert_int_equal(ops->take(f.a, &it.request, &it.grant, NULL),
+                     status == HL_OK ? HL_OK : HL_TIMEOUT);
+    give(f.a);
+    assert_int_equal(drop(f.a, &subject), HL_ELOST);
+    assert_int_equal(drop(f.b, &heir), HL_OK);
+  }
+  end(&f);
+}
+
 /* A process that stands still while it takes a lease away that is over keeps the others from its rows
    only while it has the lock of a partition. */
 static void a_process_stopped_while_it_drops_one_keeps_no_row(void **state) {
@@ -598,6 +640,7 @@ int main(int argc, char **argv) {
       TEST(a_process_killed_while_it_refreshes_one),
       TEST(a_process_killed_while_it_adopts_one),
       TEST(a_process_killed_while_it_converts_one),
+      TEST(what_a_killed_conversion_leaves_is_imported),
       TEST(a_process_stopped_while_it_drops_one_keeps_no_row),
       cmocka_unit_test(nothing_is_left),
   };

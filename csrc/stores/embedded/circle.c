@@ -1,10 +1,11 @@
 /*
  * circle.c - circles of waiters, over all processes of the table.
  *
- * A session that waits has published for which node its agent blocks, before it looks. It follows the
- * waits: from a node to the waiter before it and the holders in its way, to their agents, to the nodes
- * for which those block (for a second at least: shorter waits are not published). The wait that closes a circle comes last, when all others of it stand; so the
- * session that publishes it sees all of it, and gives way.
+ * A session that waits has published for which node its agent blocks, before it looks. It follows
+ * the waits: from a node to the waiter before it and the holders in its way, to their agents, to the
+ * nodes for which those block. A wait of less than a second is not published. The wait that closes
+ * a circle comes last, when all others of it stand; so the session that publishes it sees all of it,
+ * and gives way.
  *
  * The first walk locks one partition at a time, and may see a circle that never was at one moment. So
  * what it finds is looked for again with all partitions locked, in ascending order.

@@ -194,7 +194,8 @@ void hl__file_close(int fd) {
   if (fd >= 0) hl__fork_close(fd);
 }
 
-/* Gives a new file to those who share the directory. A file that root makes in a user's directory becomes the user's, or the user could not open it. */
+/* Gives a new file to those who share the directory. A file that root makes in a user's directory
+   becomes the user's, or the user could not open it. */
 static int file_share(const hl__file_directory *directory, int fd, mode_t mode) {
   int given = 0;
   if (geteuid() == 0 && directory->owner != 0) given = fchown(fd, directory->owner, (gid_t)-1);
@@ -231,7 +232,8 @@ int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
   return -1;
 }
 
-/* An earlier version made its files readable for every user who may read the directory. Root leaves files in a user's directory alone: the user may have linked any file there. */
+/* An earlier version made its files readable for every user who may read the directory. Root leaves
+   files in a user's directory alone: the user may have linked any file there. */
 static void mode_mend(const hl__file_directory *directory, int fd, const struct stat *st) {
   mode_t extra = st->st_mode & 0777 & ~directory->file_mode;
   if (extra && st->st_uid == geteuid() && directory->owner == st->st_uid && st->st_nlink == 1)

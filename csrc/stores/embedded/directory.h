@@ -1,6 +1,7 @@
 /*
  * directory.h - the lock directory (directory.c): which one, whether locks in it can be trusted,
- * and how a file in it is made so that no program sees half of one. This file does not know what the files contain.
+ * and how a file in it is made so that no program sees half of one. This file does not know what
+ * the files contain.
  */
 #ifndef HIERLOCK_DIRECTORY_H
 #define HIERLOCK_DIRECTORY_H

@@ -8,9 +8,9 @@
  *   store.c     the store, and its hl_store_ops
  *
  * Locks: a store's mutex comes before those of the table. A lease's word `busy` is a lock, too: the
- * process whose number is in it changes the lease, and takes locks of partitions meanwhile. The next process that
- * wants the word finds out if its owner has died. Whatever is changed under
- * it is switched by one word, so there is nothing to mend.
+ * process whose number is in it changes the lease, and takes locks of partitions meanwhile. The
+ * next process that wants the word finds out if its owner has died. Whatever is changed under it is
+ * switched by one word, so there is nothing to mend.
  */
 #ifndef HIERLOCK_EMBEDDED_STORE_H
 #define HIERLOCK_EMBEDDED_STORE_H
@@ -62,8 +62,8 @@ static inline hl__embedded_store *hl__embedded_store_of(const hl__embedded_sessi
 
 /* The bytes of an id as the table has them. */
 bool hl__embedded_id_is(hl__a64 words[2], const uint8_t id[16]);
-/* Whether a lease that has not ended is one of the filter's, its time up or not. The caller compares
-   the stamp afterwards. */
+/* Whether a lease that has not ended is one of the filter's, its time up or not. The caller
+   compares the stamp afterwards. */
 bool hl__embedded_lease_matches(hl__shm_space *space, uint32_t lease,
                                 const hl_lease_filter *filter);
 /* Milliseconds until a lease with that word `end` ends; 0: its time is up. */

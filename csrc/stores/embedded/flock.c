@@ -1,7 +1,8 @@
 /*
- * flock.c - the files by which Symfony's FlockStore locks, taken beside our own rows where
- * a manager interoperates: for each node sf.NAME.HASH.lock in a directory, by flock(). A request takes them after all rows (plan.c). So only the first hierlock
- * request in the queue of a node waits for a PHP program.
+ * flock.c - the files by which Symfony's FlockStore locks, taken beside our own rows where a
+ * manager interoperates: for each node sf.NAME.HASH.lock in a directory, by flock(). A request
+ * takes them after all rows (plan.c). So only the first hierlock request in the queue of a node
+ * waits for a PHP program.
  *
  * PHP programs wake no hierlock waiter, and only a signal could cancel a flock() that sleeps. So a
  * waiter tries again every few milliseconds. A PHP program that sleeps in flock() gets the file
@@ -137,9 +138,9 @@ int hl__flock_directory(const hl_dsn *dsn, char **path, hl_error *error) {
 
 /* ----------------------------------------------------------------- files */
 
-/* Opens as FlockStore::lock() does: the file is for all users, and O_CREAT is never used on an existing
-   file, which the kernel refuses in a directory like /tmp. Follows no link: any user who may write
-   there could plant one. -1 with errno. */
+/* Opens as FlockStore::lock() does: the file is for all users, and O_CREAT is never used on an
+   existing file, which the kernel refuses in a directory like /tmp. Follows no link: any user who
+   may write there could plant one. -1 with errno. */
 static int file_open(const char *path) {
   const int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
   int fd = -1;

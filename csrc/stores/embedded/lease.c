@@ -4,9 +4,8 @@
  *
  * Presence decides: a lease is there while its `end` is not 0. An operation that depends on who has
  * the lease (refresh, drop, import, conversion, revocation) has the lease's word `busy` meanwhile,
- * so these exclude each other. A
- * waiter that meets a lease whose time is up ends it without that word, by a CAS of `end`. A refresh
- * changes `end` by a CAS, too. So one of the two is first.
+ * so these exclude each other. A waiter that meets a lease whose time is up ends it without that
+ * word, by a CAS of `end`. A refresh changes `end` by a CAS, too. So one of the two is first.
  */
 #include "embedded_store.h"
 #include "mode.h"
@@ -20,8 +19,8 @@
 /* Between two tries for it; how long it is kept before its owner may be dead. */
 #define PAUSE_NS 20000
 #define DEAD_NS 1000000
-/* The note of a revoked lease stays so long beyond the lease's time. So does an expired lease that no
-   caller has released, refreshed or wanted since. */
+/* The note of a revoked lease stays so long beyond the lease's time. So does an expired lease that
+   no caller has released, refreshed or wanted since. */
 #define KEPT_MS 3600000
 
 static hl__shm_space *space_of(hl_session *session) {
@@ -184,8 +183,8 @@ static hl__a64 *holder_of(hl__shm_lease *lease) {
   return atomic_load(&lease->turn) % 2 ? lease->heir : lease->holder;
 }
 
-/* The lease that this holder has, for the caller alone until it leaves. HL_OK, HL_ELOST, HL_TIMEOUT,
-   HL_ECONNECTION. */
+/* The lease that this holder has, for the caller alone until it leaves. HL_OK, HL_ELOST,
+   HL_TIMEOUT, HL_ECONNECTION. */
 static int enter(hl_session *base, const hl_lease_terms *terms, int64_t deadline, grip *self,
                  hl_error *error) {
   hl__shm_space *space = space_of(base);
@@ -393,9 +392,9 @@ static int record_convert(const grip *self, const hl_request *request, hl_error 
   return status;
 }
 
-/* The session takes the rows as any other session would, but the lease is not in its way. So it waits
-   before all other waiters, as a session does that holds the row already. Once it is granted, the
-   lease and the session hold the rows alone. */
+/* The session takes the rows as any other session would, but the lease is not in its way. So it
+   waits before all other waiters, as a session does that holds the row already. Once it is granted,
+   the lease and the session hold the rows alone. */
 static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__embedded_session *session = hl__embedded_session_of(base);
@@ -429,8 +428,8 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
 
 /* ----------------------------------------------------------------- import */
 
-/* Whether the lease has the rows that its text says. If a process died in an upgrade, some rows may be exclusive that the
-   text calls shared: they become shared again. */
+/* Whether the lease has the rows that its text says. If a process died in an upgrade, some rows may
+   be exclusive that the text calls shared: they become shared again. */
 static int rows_compare(const grip *self, const hl_request *request, hl_error *error) {
   const bool exclusive = atomic_load(&self->lease->base.note.mode) == HL_EXCLUSIVE;
   size_t met = 0;
