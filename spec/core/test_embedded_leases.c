@@ -393,6 +393,46 @@ static void holders_are_shown(void **state) {
   end(&f);
 }
 
+static void remove_directory(void) {
+  char command[128];
+  (void)snprintf(command, sizeof command, "rm -rf %s", directory);
+  assert_int_equal(system(command), 0);
+}
+
+/* Any bytes in the table cause no crash and no hang. */
+static void nonsense_in_the_table_is_survived(void **state) {
+  (void)state;
+  srand(4711);
+  for (int round = 0; round < 150; round++) {
+    fixture f = begin();
+    hl_lease_terms one = terms_of(1, 60000), two = terms_of(5, 60000);
+    hl__shm_space *space = ((hl__embedded_session *)(void *)f.a)->table->space;
+    assert_int_equal(lease(f.a, 1, ROWS, &one), HL_OK);
+    assert_int_equal(take(f.a, 11, ROWS), HL_OK);
+    give(f.a);
+    uint32_t *words = (uint32_t *)(void *)((char *)space->table + HL__SHM_FIXED + HL__SHM_CHUNK);
+    size_t count = (size_t)(hl__shm_chunks(space) - 1) * HL__SHM_CHUNK / sizeof *words;
+    for (int i = 0; i < 400; i++)
+      words[(size_t)rand() % count] = rand() % 3 ? (uint32_t)rand() % 2000 : (uint32_t)rand();
+    int64_t begun = hl__now_ms();
+    (void)lease(f.b, 1, 1, &two);
+    (void)refresh(f.a, &one, 60000);
+    (void)take(f.b, 2, ROWS);
+    (void)ops->give_back(f.b, NULL);
+    (void)leases(f.b);
+    hl_holder seen;
+    const hl_lease_filter all = {.by = "x", .reason = "y"};
+    (void)ops->holders(f.b, &all, see, &seen, soon(), NULL);
+    (void)drop(f.a, &one);
+    uint64_t n = 0;
+    (void)f.store->leases->revoke(f.a, &all, soon(), &n, NULL);
+    (void)leases(f.b);
+    assert_true(hl__now_ms() - begun < SOON_MS);
+    end(&f);
+    remove_directory();
+  }
+}
+
 /* ------------------------------------------------ killed at any instruction */
 
 /* A sanitizer's code has ten times as many instructions, and a tracer of its own. */
@@ -633,6 +673,7 @@ int main(int argc, char **argv) {
       TEST(a_lease_is_converted),
       TEST(records_are_used_again),
       TEST(holders_are_shown),
+      TEST(nonsense_in_the_table_is_survived),
       TEST(a_process_killed_while_it_takes_a_lease),
       TEST(a_process_killed_while_it_makes_a_lease_of_a_session_lock),
       TEST(a_process_killed_while_it_drops_one),

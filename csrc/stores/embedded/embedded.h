@@ -295,7 +295,8 @@ bool hl__shm_look(hl__shm_space *space);
 void *hl__shm_unit_behind(hl__shm_space *space, uint32_t unit, uint32_t units);
 static inline void *hl__shm_unit(hl__shm_space *space, uint32_t unit, uint32_t units) {
   uint32_t limit = atomic_load_explicit(&space->limit, memory_order_relaxed);
-  if (__builtin_expect(unit == 0 || unit > limit || limit - unit < units, 0))
+  if (unit == 0) return NULL; /* the end of a list */
+  if (__builtin_expect(unit > limit || limit - unit < units, 0))
     return hl__shm_unit_behind(space, unit, units);
   return (char *)space->table + HL__SHM_FIXED + (size_t)unit * HL__SHM_UNIT;
 }

@@ -45,6 +45,7 @@ typedef struct hl__embedded_session {
   hl__shm_session *table; /* its claims; its own thread reads it without the guard */
   hl__embedded_file *files;
   size_t file_count, file_capacity;
+  int64_t checked;         /* when it looked at the directory last; hl__shm_now */
   bool holds;              /* it counts in space->holding */
   atomic_bool interrupted; /* until the call under way ends, or settle */
 } hl__embedded_session;

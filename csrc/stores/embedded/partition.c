@@ -206,7 +206,7 @@ static bool blocked_by_others(hl__shm_space *space, const hl__shm_row *row,
 bool hl__shm_blocked(hl__shm_space *space, const hl__shm_row *row, const hl__shm_node *node,
                      unsigned mode) {
   bool blocked = false;
-  for (unsigned other = 0; other < 8; other++) {
+  for (unsigned other = 0; other < 8 && row->holders; other++) {
     uint32_t own = node->flags & HL__EXEMPTS ? 0 : (uint32_t)(node->own >> 8 * other) & 0xFF;
     if (hl__shm_conflicts[mode] >> other & 1 && row->count[other] > own) blocked = true;
   }

@@ -15,11 +15,11 @@ hl__shm_lease *hl__shm_lease_at(hl__shm_space *space, uint32_t index) {
 
 void hl__shm_text_set(hl__a64 *words, size_t count, const char *text, size_t size) {
   if (size >= count * sizeof(uint64_t)) size = count * sizeof(uint64_t) - 1;
-  for (size_t i = 0; i < count; i++) {
+  /* To the word with the NUL: what is behind it does not count. */
+  for (size_t i = 0; i <= size / sizeof(uint64_t); i++) {
     uint64_t word = 0;
     size_t from = i * sizeof word;
-    if (from < size)
-      memcpy(&word, text + from, size - from < sizeof word ? size - from : sizeof word);
+    memcpy(&word, text + from, size - from < sizeof word ? size - from : sizeof word);
     atomic_store_explicit(&words[i], word, memory_order_relaxed);
   }
 }

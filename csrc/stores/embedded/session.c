@@ -101,12 +101,13 @@ int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error)
 }
 
 int hl__embedded_session_check(hl__embedded_session *session, hl_error *error) {
-  hl__shm_space *space = session->table->space;
   for (size_t i = 0; i < session->file_count; i++)
     if (!hl__flock_stands(&session->files[i].flock))
       return hl__error(error, HL_ECONNECTION, "a lock file in %s was removed",
                        hl__embedded_store_of(session)->flocks);
-  bool late = hl__shm_now() - atomic_load(&space->looked) > CHECK_NS;
+  int64_t now = hl__shm_now();
+  bool late = now - session->checked > CHECK_NS;
+  if (late) session->checked = now;
   return hl__shm_session_check(session->table, late, error);
 }
 
