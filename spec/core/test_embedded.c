@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -428,6 +429,7 @@ static pid_t holder_start(const hl_row *rows, size_t n, bool inside) {
     step_await(1);
     return pid;
   }
+  (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also where a test fails */
   hl__shm_space *own = space_open();
   if (!own || take(session_begin(own), rows, n, 0) != HL_OK) _exit(1);
   if (inside)
@@ -498,6 +500,52 @@ static void a_release_does_not_wait_for_a_stopped_process(void **state) {
   assert_int_equal(take_one(b, row(2, 3, X), PATIENCE_MS), HL_OK);
   for (int i = 0; i < PATIENCE_MS && atomic_load(&space->late_count); i++) pause_ms(1);
   assert_int_equal(atomic_load(&space->late_count), 0);
+}
+
+/* A child that holds a row, and then does something with its descriptors, as `step` grows to 2. */
+static pid_t holder_that(void (*then)(void)) {
+  hl_row it = row(2, 3, X);
+  atomic_store(&between->step, 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    hl__shm_space *own = space_open();
+    if (!own || take(session_begin(own), &it, 1, 0) != HL_OK) _exit(1);
+    atomic_store(&between->step, 1);
+    while (atomic_load(&between->step) < 2) pause_ms(1);
+    then();
+    atomic_store(&between->step, 3);
+    for (;;) (void)pause();
+  }
+  step_await(1);
+  return pid;
+}
+
+static void close_all(void) { (void)close_range(3, ~0u, 0); }
+static void execute_another(void) {
+  (void)execl("/bin/sleep", "sleep", "1000", (char *)NULL);
+  _exit(1);
+}
+
+static void a_program_without_descriptors_keeps_its_locks(void **state) {
+  (void)state;
+  pid_t pid = holder_that(close_all);
+  atomic_store(&between->step, 2);
+  step_await(3);
+  assert_int_equal(take_one(a, row(2, 3, X), 4 * STAYS_MS), HL_TIMEOUT);
+  holder_kill(pid);
+  assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
+}
+
+static void a_program_that_executes_another_holds_nothing(void **state) {
+  (void)state;
+  pid_t pid = holder_that(execute_another);
+  waiter it = {.session = a, .row = row(2, 3, X), .ms = PATIENCE_MS};
+  waiter_start(&it);
+  atomic_store(&between->step, 2);
+  assert_int_equal(waiter_end(&it), HL_OK);
+  assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
+  holder_kill(pid);
 }
 
 static void a_lease_outlives_its_process(void **state) {
@@ -574,6 +622,62 @@ static void a_removed_file_is_noticed(void **state) {
   a = session_begin(space);
   b = session_begin(space);
   c = session_begin(space);
+}
+
+static void a_directory_that_gets_its_name_back_has_no_stuck_locks(void **state) {
+  (void)state;
+  char other[80];
+  hl__shm_space *again;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  assert_int_equal(take_one(c, row(2, 4, X), 0), HL_OK);
+  waiter it = {.session = b, .row = row(2, 4, X), .ms = PATIENCE_MS};
+  waiter_start(&it);
+  (void)snprintf(other, sizeof other, "%s.moved", directory);
+  assert_int_equal(rename(directory, other), 0);
+  assert_int_equal(waiter_end(&it), HL_ECONNECTION);
+  assert_int_equal(rename(other, directory), 0);
+  again = space_open();
+  assert_non_null(again);
+  hl__shm_session *d = session_begin(again);
+  assert_int_equal(take_one(d, row(2, 3, X), 0), HL_TIMEOUT);
+  hl__shm_give_back(a, 0);
+  assert_int_equal(take_one(d, row(2, 3, X), PATIENCE_MS), HL_OK);
+  hl__shm_end(d);
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  hl__shm_space_unref(space);
+  space = again;
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+  assert_int_equal(take_one(a, row(2, 4, X), PATIENCE_MS), HL_OK);
+}
+
+static void another_boot_beside_the_living_is_refused(void **state) {
+  (void)state;
+  hl_row rows[1] = {row(2, 3, X)};
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  hl__shm_space_unref(space);
+  pid_t pid = holder_start(rows, 1, false);
+  int fd = control_open();
+  uint64_t boot, other = 77;
+  assert_int_equal(pread(fd, &boot, sizeof boot, offsetof(hl__shm_header, boot)), sizeof boot);
+  assert_int_equal(pwrite(fd, &other, sizeof other, offsetof(hl__shm_header, boot)), sizeof other);
+  assert_null(space_open());
+  assert_int_equal(fault.status, HL_EUNSAFE_SERVER);
+  assert_int_equal(pwrite(fd, &boot, sizeof boot, offsetof(hl__shm_header, boot)), sizeof boot);
+  (void)close(fd);
+  space = space_open();
+  assert_non_null(space);
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_TIMEOUT);
+  holder_kill(pid);
+  assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
 }
 
 static void others_files_are_refused(void **state) {
@@ -669,9 +773,13 @@ int main(int argc, char **argv) {
       IT(a_killed_holder_is_noticed),
       IT(a_stopped_process_inside_is_named),
       IT(a_release_does_not_wait_for_a_stopped_process),
+      IT(a_program_without_descriptors_keeps_its_locks),
+      IT(a_program_that_executes_another_holds_nothing),
       IT(a_lease_outlives_its_process),
       IT(a_forked_child_has_nothing),
       IT(a_removed_file_is_noticed),
+      IT(a_directory_that_gets_its_name_back_has_no_stuck_locks),
+      IT(another_boot_beside_the_living_is_refused),
       IT(others_files_are_refused),
       IT(after_a_reboot_only_leases_are_left),
       cmocka_unit_test(nothing_is_left),

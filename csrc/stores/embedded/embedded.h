@@ -108,8 +108,6 @@ struct hl__shm_space {
   uint32_t *late HL__GUARDED_BY(hl__shm_space_mutex);
   uint32_t late_capacity HL__GUARDED_BY(hl__shm_space_mutex);
   hl__a32 late_count;
-  /* A node could not be noted: a mender finds it, once this process has ended. */
-  bool untidy HL__GUARDED_BY(hl__shm_space_mutex);
   struct hl__shm_watch *watch;                                /* constant */
   hl__a64 waits, rebuilds, mended, handed, deferred, corrupt; /* counters, for tests */
 };
@@ -289,6 +287,9 @@ int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agr
 int hl__shm_gone_error(const hl__shm_space *space, hl_error *error);
 /* Looks at the file and its name now; whether the space is gone. */
 bool hl__shm_look(hl__shm_space *space);
+/* Whether the mapping may be touched, even though its name leads elsewhere: a space whose directory was
+   renamed gives back all the same, as it may get its name back. */
+bool hl__shm_touchable(hl__shm_space *space);
 
 /* A unit by its number, and for `units` of them; NULL: it is not there. Reads the size of the file
    only where it has grown. */
@@ -316,7 +317,7 @@ uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_
 
 /* Takes a free slot for this process: space->me. HL_OK; HL_ESTORE: there is none. */
 int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error);
-/* Frees it, once no chunk is this process' any more; or leaves it to a mender. */
+/* Frees it, once no chunk is this process' any more; else says that it is dead, for a mender. */
 void hl__shm_slot_leave(hl__shm_space *space, bool free);
 /* Whether the process that has, or had, the slot is dead: it holds its byte no longer, and, if its
    pid can be seen here, no such process runs. (A program may have closed all its descriptors.) A

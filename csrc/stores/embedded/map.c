@@ -198,16 +198,27 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
 
 /* --------------------------------------------- is it still the directory's? */
 
-bool hl__shm_look(hl__shm_space *space) {
-  struct stat st, name;
-  int gone = HL__SHM_HERE;
-  if (atomic_load(&space->gone)) return true;
+/* What the descriptor says. */
+static int file_look(const hl__shm_space *space) {
+  struct stat st;
   if (fstat(space->fd, &st) != 0 || st.st_ino != space->inode || st.st_dev != space->device)
-    gone = HL__SHM_CLOSED;
-  else if (st.st_size < (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK))
-    gone = HL__SHM_CUT;
-  else if (stat(space->name, &name) != 0 || name.st_ino != space->inode ||
-           name.st_dev != space->device)
+    return HL__SHM_CLOSED;
+  return st.st_size < (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK) ? HL__SHM_CUT : HL__SHM_HERE;
+}
+
+bool hl__shm_touchable(hl__shm_space *space) {
+  int gone = atomic_load(&space->gone);
+  if (gone == HL__SHM_CLOSED || gone == HL__SHM_CUT) return false;
+  if ((gone = file_look(space)) != HL__SHM_HERE) atomic_store(&space->gone, gone);
+  return gone == HL__SHM_HERE;
+}
+
+bool hl__shm_look(hl__shm_space *space) {
+  struct stat name;
+  if (atomic_load(&space->gone)) return true;
+  int gone = file_look(space);
+  if (gone == HL__SHM_HERE && (stat(space->name, &name) != 0 || name.st_ino != space->inode ||
+                               name.st_dev != space->device))
     gone = HL__SHM_REMOVED;
   if (gone) atomic_store(&space->gone, gone);
   return gone != HL__SHM_HERE;

@@ -101,7 +101,8 @@ HL__UNCHECKED void hl__shm_mend(hl__shm_space *space, uint32_t dead, int64_t dea
   const off_t byte = HL__SHM_MEND + (off_t)(dead < HL__SHM_SLOTS ? dead : HL__SHM_SLOTS);
   if (pthread_mutex_trylock(&space->mending) != 0) return;
   if (hl__shm_byte_lock(space, byte)) {
-    if (hl__shm_is_dead(space, dead)) slot_mend(space, dead, deadline);
+    /* Behind both: were the descriptor another file's by now, neither would mean anything. */
+    if (hl__shm_is_dead(space, dead) && hl__shm_touchable(space)) slot_mend(space, dead, deadline);
     hl__shm_byte_unlock(space, byte);
   }
   (void)pthread_mutex_unlock(&space->mending);

@@ -2,25 +2,47 @@
  * slot.c - the slots of processes. A process lives as long as it holds the lock on the byte of its
  * slot; the kernel frees that lock after the last thread of the process has left its memory. So no
  * dead process writes any more.
+ *
+ * A program may also close all its descriptors, and go on. Its locks stand while it has the file mapped,
+ * if its pid can be seen here. In another pid namespace it counts as dead.
  */
 #include "embedded.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* When a process of that pid was started, in the kernel's ticks, and its state, as a letter. 0:
-   there is none, or it cannot be seen. */
+/* A file of /proc; births are forbidden meanwhile. *known: it is there, or the kernel says that it is
+   not; false where this process has no descriptor or no right. */
+static FILE *process_file(uint64_t pid, const char *what, bool *known) {
+  char name[64];
+  (void)snprintf(name, sizeof name, "/proc/%llu/%s", (unsigned long long)pid, what);
+  hl__fork_forbid();
+  FILE *file = fopen(name, "re");
+  *known = file || errno == ENOENT || errno == ESRCH;
+  if (!file) hl__fork_allow();
+  return file;
+}
+
+static void process_file_close(FILE *file) {
+  (void)fclose(file);
+  hl__fork_allow();
+}
+
+/* When a process of that pid was started, in the kernel's ticks, and its state, as a letter. 0: there
+   is none. UNKNOWN: this process cannot look. */
+#define UNKNOWN UINT64_MAX
 static uint64_t process_start(uint64_t pid, char *state) {
   char text[1024];
   unsigned long long start = 0;
-  (void)snprintf(text, sizeof text, "/proc/%llu/stat", (unsigned long long)pid);
-  hl__fork_forbid();
-  int fd = open(text, O_RDONLY | O_CLOEXEC);
-  ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
-  if (fd >= 0) (void)close(fd);
-  hl__fork_allow();
-  text[n > 0 ? n : 0] = '\0';
+  bool known;
+  FILE *file = process_file(pid, "stat", &known);
+  if (!file) return known ? 0 : UNKNOWN;
+  size_t n = fread(text, 1, sizeof text - 1, file);
+  process_file_close(file);
+  text[n] = '\0';
   /* The program's name stands in parentheses, and may contain some. */
   const char *rest = strrchr(text, ')');
   if (!rest ||
@@ -31,6 +53,24 @@ static uint64_t process_start(uint64_t pid, char *state) {
   return start;
 }
 
+/* Whether the process may have the file mapped. A process that has executed another program is the same
+   one for the kernel, and has not. */
+static bool process_maps(uint64_t pid, uint64_t inode) {
+  char *line = NULL;
+  size_t size = 0;
+  bool known, found = false;
+  FILE *file = process_file(pid, "maps", &known);
+  if (!file) return !known; /* the process has ended meanwhile; or it is another user's */
+  while (!found && getline(&line, &size, file) > 0) {
+    unsigned long long number;
+    found = sscanf(line, "%*s %*s %*s %*s %llu", &number) == 1 && number == inode;
+  }
+  found = found || ferror(file);
+  process_file_close(file);
+  free(line);
+  return found;
+}
+
 bool hl__shm_is_dead(hl__shm_space *space, uint32_t slot) {
   char state = 0;
   if (slot == space->me) return false;
@@ -39,8 +79,10 @@ bool hl__shm_is_dead(hl__shm_space *space, uint32_t slot) {
   const hl__shm_slot *it = &space->table->slot[slot];
   if (atomic_load(&it->state) == 0) return true;
   if (atomic_load(&it->namespace) != space->namespace || space->namespace == 0) return true;
-  uint64_t start = process_start(atomic_load(&it->pid), &state);
-  return start == 0 || start != atomic_load(&it->start) || state == 'Z' || state == 'X';
+  const uint64_t pid = atomic_load(&it->pid), start = process_start(pid, &state);
+  if (start == UNKNOWN) return false;
+  return start == 0 || start != atomic_load(&it->start) || state == 'Z' || state == 'X' ||
+         !process_maps(pid, space->inode);
 }
 
 void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t size) {
@@ -63,7 +105,8 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
   struct stat st;
   char state;
   uint64_t start = process_start((uint64_t)getpid(), &state);
-  if (start && stat("/proc/self/ns/pid", &st) == 0) space->namespace = st.st_ino;
+  if (start && start != UNKNOWN && stat("/proc/self/ns/pid", &st) == 0)
+    space->namespace = st.st_ino;
   hl__shm_header *header = &space->table->header;
   for (uint32_t i = 1; i < HL__SHM_SLOTS; i++) {
     hl__shm_slot *it = &space->table->slot[i];
@@ -91,6 +134,10 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
 }
 
 void hl__shm_slot_leave(hl__shm_space *space, bool free) {
-  if (free) atomic_store(&space->table->slot[space->me].state, 0);
+  hl__shm_slot *it = &space->table->slot[space->me];
+  /* No process has the pid 0: the slot is dead once its byte is free, though this process may go on, and
+     have the file mapped for another space. */
+  atomic_store(&it->pid, 0);
+  if (free) atomic_store(&it->state, 0);
   hl__shm_byte_unlock(space, HL__SHM_LIFE + (off_t)space->me);
 }

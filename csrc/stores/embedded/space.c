@@ -45,7 +45,7 @@ static void registry_unlock(void) HL__RELEASES(hl__shm_registry) HL__UNCHECKED {
 /* Unchecked, as space_new: nobody else has the space. */
 HL__UNCHECKED static void space_free(hl__shm_space *space) {
   hl__shm_watch_free(space);
-  if (space->table && space->me && !hl__shm_look(space))
+  if (space->table && space->me && hl__shm_touchable(space))
     hl__shm_slot_leave(space, hl__shm_stock_leave(space));
   if (space->table) (void)munmap(space->table, HL__SHM_MAPPED);
   if (atomic_load(&space->gone) != HL__SHM_CLOSED) hl__file_close(space->fd);
@@ -57,7 +57,25 @@ HL__UNCHECKED static void space_free(hl__shm_space *space) {
   free(space);
 }
 
-/* The first process of a boot finds nothing alive. The lock on INIT makes it the first. */
+/* The first process of a boot finds nothing alive. If it does, two machines share the file, or one of
+   them is told another boot's id. HL_EUNSAFE_SERVER. */
+static int boot_begin(hl__shm_space *space, const uint64_t boot[2], hl_error *error) {
+  const hl__shm_header *header = &space->table->header;
+  if (!boot[0] ||
+      (atomic_load(&header->boot[0]) == boot[0] && atomic_load(&header->boot[1]) == boot[1]))
+    return HL_OK;
+  for (uint32_t i = 1; i < HL__SHM_SLOTS; i++)
+    if (!hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)i))
+      return hl__error(
+          error, HL_EUNSAFE_SERVER,
+          "programs that have another boot id use the lock directory %s: name one that "
+          "this machine has for itself",
+          space->directory.path);
+  hl__shm_reboot(space, boot);
+  return HL_OK;
+}
+
+/* The lock on INIT makes a process the first. */
 static int slot_begin(hl__shm_space *space, const hl_store_config *config, hl_error *error) {
   uint64_t boot[2];
   space->shift_ms = hl__machine_boot(boot) / 1000000;
@@ -69,12 +87,12 @@ static int slot_begin(hl__shm_space *space, const hl_store_config *config, hl_er
                        space->directory.path);
     pause_for(500000);
   }
-  /* Before it has a slot: nothing of before is this process', then. */
-  const hl__shm_header *header = &space->table->header;
-  if (boot[0] &&
-      (atomic_load(&header->boot[0]) != boot[0] || atomic_load(&header->boot[1]) != boot[1]))
-    hl__shm_reboot(space, boot);
-  int status = hl__shm_slot_take(space, config->host, error);
+  int status = boot_begin(space, boot, error); /* before it has a slot */
+  if (status) {
+    hl__shm_byte_unlock(space, HL__SHM_INIT);
+    return status;
+  }
+  status = hl__shm_slot_take(space, config->host, error);
   if (status) { /* those of the dead become free */
     hl__shm_sweep(space, true, hl__shm_now() + SWEEP_NS);
     status = hl__shm_slot_take(space, config->host, error);

@@ -78,9 +78,7 @@ void hl__shm_late_add(hl__shm_space *space, uint32_t index) {
   if (n < space->late_capacity) {
     space->late[n] = index;
     atomic_store(&space->late_count, n + 1);
-  } else {
-    space->untidy = true;
-  }
+  } /* else a mender finds it, once this process has ended */
   hl__shm_space_unlock(space);
   (void)atomic_fetch_add(&space->deferred, 1);
 }
@@ -180,17 +178,27 @@ void hl__shm_agent_put(hl__shm_space *space, hl__shm_agent *agent) {
   hl__shm_space_unlock(space);
 }
 
-bool hl__shm_stock_leave(hl__shm_space *space) {
-  const uint32_t chunks = hl__shm_chunks(space);
-  hl__shm_late_do(space);
-  hl__shm_space_lock(space);
-  bool tidy = !space->untidy && atomic_load(&space->late_count) == 0;
-  hl__shm_space_unlock(space);
-  if (!tidy) return false;
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    uint32_t word = atomic_load(&space->table->dir[chunk]), kind = word >> 24;
-    if ((word & HL__SHM_UNOWNED) == space->me && (kind == HL__NODES || kind == HL__RECORDS))
-      atomic_store(&space->table->dir[chunk], kind << 24 | HL__SHM_UNOWNED);
+/* Whether no claim of a chunk is left: a chunk of nodes goes to others only so. */
+static bool chunk_is_free(hl__shm_space *space, uint32_t chunk) {
+  for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
+    const hl__shm_node *node = hl__shm_node_at(space, chunk * HL__SHM_PER_CHUNK + i);
+    if (!node || atomic_load(&node->claim) != 0) return false;
   }
   return true;
+}
+
+bool hl__shm_stock_leave(hl__shm_space *space) {
+  const uint32_t chunks = hl__shm_chunks(space);
+  bool tidy = true;
+  hl__shm_late_do(space);
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    uint32_t word = atomic_load(&space->table->dir[chunk]), kind = word >> 24;
+    if ((word & HL__SHM_UNOWNED) != space->me || (kind != HL__NODES && kind != HL__RECORDS))
+      continue;
+    if (kind == HL__RECORDS || chunk_is_free(space, chunk))
+      atomic_store(&space->table->dir[chunk], kind << 24 | HL__SHM_UNOWNED);
+    else
+      tidy = false;
+  }
+  return tidy;
 }

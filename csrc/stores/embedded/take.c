@@ -28,6 +28,12 @@ typedef struct taking {
   bool alone; /* no thread watches for it: there is none to be had */
 } taking;
 
+/* Whether what the session has can be given back: also where the name of the directory leads elsewhere. */
+static bool is_usable(hl__shm_space *space) {
+  return space->generation == hl__fork_generation() &&
+         (hl__shm_check(space, false, NULL) == HL_OK || hl__shm_touchable(space));
+}
+
 /* -------------------------------------------------------------- sessions */
 
 int hl__shm_begin(hl__shm_space *space, hl__shm_session **result, hl_error *error) {
@@ -59,7 +65,7 @@ void hl__shm_end(hl__shm_session *session) {
   hl__shm_space *space = session->space;
   hl__shm_give_back(session, 0);
   hl__shm_tell_no_more(session, 0);
-  if (!atomic_load(&space->gone)) {
+  if (is_usable(space)) {
     hl__shm_cache_drop(session);
     if (session->agent) hl__shm_agent_put(space, session->agent);
     hl__shm_record_put(space, session->record);
@@ -101,7 +107,7 @@ void hl__shm_tell_mode(hl__shm_session *session, hl_mode mode) {
 }
 
 void hl__shm_tell_no_more(hl__shm_session *session, uint32_t keep) {
-  if (atomic_load(&session->space->gone)) session->notes = keep;
+  if (!is_usable(session->space)) session->notes = keep;
   while (session->notes && session->notes != keep) {
     const uint32_t number = session->notes;
     hl__shm_record *record = hl__shm_record_at(session->space, number);
@@ -197,7 +203,7 @@ static void claim_give_back(hl__shm_session *session, const hl__shm_held *held) 
 }
 
 void hl__shm_give_back(hl__shm_session *session, uint32_t keep) {
-  const bool usable = hl__shm_check(session->space, false, NULL) == HL_OK;
+  const bool usable = is_usable(session->space);
   while (session->n > keep) {
     session->n--;
     if (usable) claim_give_back(session, &session->held[session->n]);
@@ -212,7 +218,7 @@ bool hl__shm_give_back_row(hl__shm_session *session, const hl_row *row) {
     if (held.claim != claim) continue;
     session->n--;
     memmove(&session->held[k], &session->held[k + 1], (session->n - k) * sizeof held);
-    if (hl__shm_check(session->space, false, NULL) == HL_OK) claim_give_back(session, &held);
+    if (is_usable(session->space)) claim_give_back(session, &held);
     return true;
   }
   return false;
@@ -315,7 +321,7 @@ static uint32_t rows_tell(const taking *self) {
 
 static void rows_tell_no_more(const taking *self, uint32_t number) {
   hl__shm_record *note = hl__shm_record_at(self->session->space, self->session->note);
-  if (!number || !note || atomic_load(&self->session->space->gone)) return;
+  if (!number || !note || !is_usable(self->session->space)) return;
   atomic_store(&note->first, 0);
   hl__shm_record_put(self->session->space, number);
 }
@@ -331,7 +337,7 @@ static int row_wait(const taking *self, uint32_t index, const hl_row *row, hl_er
   rows_tell_no_more(&own, told);
   if (!own.alone) hl__shm_watch_leave(session);
   atomic_store(&session->waits, 0);
-  if (atomic_load(&session->space->gone))
+  if (!is_usable(session->space))
     return status ? status : hl__shm_gone_error(session->space, error);
   if (self->request->blocks) waits_publish(session, 0);
   const hl__shm_node *node = hl__shm_node_at(session->space, index);

@@ -121,7 +121,9 @@ static void turn(hl__shm_space *space) {
   if (atomic_load(&watch->opened) != atomic_load(&space->table->header.opened)) watched_open(space);
   watch->fds[watch->n] = (struct pollfd){.fd = watch->event, .events = POLLIN};
   int ready = poll(watch->fds, watch->n + 1, late || watch->blind ? POLL_MS : LOOK_MS);
-  bool gone = hl__shm_look(space), died = false;
+  const int64_t now = hl__shm_now();
+  const bool gone = hl__shm_look(space), due = now - watch->looked >= LOOK_MS * INT64_C(1000000);
+  bool died = false;
   if (!gone) {
     died = atomic_exchange(&me->rescan, 0) != 0;
     for (unsigned i = watch->n; i-- > 0 && ready > 0;) {
@@ -132,12 +134,12 @@ static void turn(hl__shm_space *space) {
       hl__fork_close(watch->fds[i].fd);
       watch->fds[i] = watch->fds[--watch->n];
     }
-    if (died || watch->blind) hl__shm_sweep(space, died, hl__shm_now() + MEND_NS);
+    /* A process that executes another program ends no pidfd. */
+    if (died || due || watch->blind) hl__shm_sweep(space, died, now + MEND_NS);
     if (died) atomic_store(&watch->opened, atomic_load(&space->table->header.opened) - 1);
     if (late) hl__shm_late_do(space);
   }
-  const int64_t now = hl__shm_now();
-  if (!gone && !died && !watch->blind && now - watch->looked < LOOK_MS * INT64_C(1000000)) return;
+  if (!gone && !died && !due && !watch->blind) return;
   watch->looked = now;
   sleepers_wake(space, gone);
 }
