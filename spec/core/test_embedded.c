@@ -720,6 +720,51 @@ static void others_files_are_refused(void **state) {
   c = session_begin(space);
 }
 
+/* Index words that lead nowhere, or in a circle: calls end, and the partition can be made anew. */
+static void a_damaged_index_is_survived(void **state) {
+  (void)state;
+  const uint64_t key = hl__shm_key(5, 2);
+  const uint32_t part = hl__shm_part_of(hl__shm_hash(key));
+  for (int damage = 0; damage < 10; damage++) {
+    assert_int_equal(take_one(a, row(2, 5, X), 0), HL_OK);
+    waiter it = {.session = b, .row = row(2, 5, S), .ms = 300};
+    waiter_start(&it);
+    assert_int_equal(hl__shm_part_lock(space, part, INT64_MAX, NULL), HL_OK);
+    uint32_t index, held = a->held[0].node, waits = atomic_load(&b->waits);
+    hl__shm_row *entry = hl__shm_row_find(space, key, false, &index);
+    hl__shm_node *holder = hl__shm_node_at(space, held), *node = hl__shm_node_at(space, waits);
+    assert_non_null(entry);
+    if (damage == 0) node->prev = waits, node->next = waits;
+    if (damage == 1) node->prev = held, node->next = held;
+    if (damage == 2) entry->first = 0xFFFFFFFF;
+    if (damage == 3) entry->last = 0xFFFFFFFF;
+    if (damage == 4) entry->holders = waits;
+    if (damage == 5) holder->next = holder->prev = held;
+    if (damage == 6) entry->next = index;
+    if (damage == 7) space->table->head[part][hl__shm_head_of(hl__shm_hash(key))] = 0xFFFFFF00;
+    if (damage == 8) holder->row = node->row = 0x7FFFFFFF;
+    if (damage == 9) holder->row = node->row = held;
+    hl__shm_part_unlock(space, part);
+    /* Another row of the same chain. */
+    uint32_t other = 6;
+    while (hl__shm_part_of(hl__shm_hash(hl__shm_key(other, 2))) != part ||
+           hl__shm_head_of(hl__shm_hash(hl__shm_key(other, 2))) !=
+               hl__shm_head_of(hl__shm_hash(key)))
+      other++;
+    (void)take_one(c, row(2, other, X), 10);
+    hl__shm_give_back(a, 0);
+    (void)waiter_end(&it);
+    hl__shm_give_back(b, 0);
+    hl__shm_give_back(c, 0);
+    assert_int_equal(hl__shm_part_lock(space, part, INT64_MAX, NULL), HL_OK);
+    hl__shm_rebuild(space, part);
+    hl__shm_part_unlock(space, part);
+    assert_sound();
+    assert_int_equal(take_one(a, row(2, 5, X), 0), HL_OK);
+    hl__shm_give_back(a, 0);
+  }
+}
+
 static void after_a_reboot_only_leases_are_left(void **state) {
   (void)state;
   assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
@@ -781,6 +826,7 @@ int main(int argc, char **argv) {
       IT(a_directory_that_gets_its_name_back_has_no_stuck_locks),
       IT(another_boot_beside_the_living_is_refused),
       IT(others_files_are_refused),
+      IT(a_damaged_index_is_survived),
       IT(after_a_reboot_only_leases_are_left),
       cmocka_unit_test(nothing_is_left),
   };

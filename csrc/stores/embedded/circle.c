@@ -69,7 +69,7 @@ static void queue_behind(walk *self, uint32_t from, uint32_t ahead, uint32_t ses
 static void look(walk *self, uint32_t index, uint64_t claim) {
   hl__shm_space *space = self->space;
   const hl__shm_node *node = hl__shm_node_at(space, index);
-  const hl__shm_row *row = hl__shm_row_at(space, node->row);
+  const hl__shm_row *row = hl__shm_row_of(space, node);
   const uint32_t session = atomic_load(&node->session);
   uint32_t before = node->prev, steps = 0;
   if (!row || atomic_load(&node->claim) != claim) return;

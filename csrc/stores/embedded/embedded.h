@@ -367,6 +367,8 @@ void hl__shm_wakes_send(hl__shm_wakes *wakes);
 /* The row of that key, found or (make) made; *index: its number. NULL: there is none, or no space
    for one, or the file is damaged. */
 hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uint32_t *index);
+/* The row of a node's claim; NULL: the file is damaged. */
+hl__shm_row *hl__shm_row_of(hl__shm_space *space, const hl__shm_node *node);
 /* Frees a row that is neither held nor awaited. */
 void hl__shm_row_drop(hl__shm_space *space, hl__shm_row *row, uint32_t index);
 /* Whether holders are in the way of a claim in that mode, made of that node. */

@@ -115,14 +115,17 @@ enum hl__shm_mode {
         U     .    w    .    w    w    w
         SIX   .    w    w    w    w    w
         X     w    w    w    w    w    w                                                        */
+#define HL__SHM_NONE (1u << 0 | 1u << 7) /* what no claim is in */
 static const uint8_t hl__shm_conflicts[8] = {
     [0] = 0xFF,
-    [HL__SHM_IS] = 1u << HL__SHM_X,
-    [HL__SHM_IX] = 1u << HL__SHM_S | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
-    [HL__SHM_S] = 1u << HL__SHM_IX | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
-    [HL__SHM_U] = 1u << HL__SHM_IX | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
-    [HL__SHM_SIX] =
-        1u << HL__SHM_IX | 1u << HL__SHM_S | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_IS] = HL__SHM_NONE | 1u << HL__SHM_X,
+    [HL__SHM_IX] =
+        HL__SHM_NONE | 1u << HL__SHM_S | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_S] = HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_U] =
+        HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_SIX] = HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_S | 1u << HL__SHM_U |
+                    1u << HL__SHM_SIX | 1u << HL__SHM_X,
     [HL__SHM_X] = 0xFF,
     [7] = 0xFF,
 };

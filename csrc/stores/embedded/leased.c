@@ -87,7 +87,7 @@ int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadl
     if (!node || !own) return hl__error(error, HL_ESTORE, "no space is left for a lease");
     const uint32_t part = hl__shm_part_of(held->hash);
     int status = hl__shm_part_lock(space, part, deadline, error);
-    hl__shm_row *row = status ? NULL : hl__shm_row_at(space, own->row);
+    hl__shm_row *row = status ? NULL : hl__shm_row_of(space, own);
     if (!row) {
       atomic_store(&node->claim, 0);
       if (status) return status;
@@ -120,7 +120,7 @@ static bool claim_lock(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_
   /* HELD as before, and only under this lock does it become another. */
   if (hl__shm_key_of(atomic_load(&node->claim)) == hl__shm_key_of(claim) &&
       hl__shm_state_of(atomic_load(&node->claim)) == HL__HELD && node->flags & HL__LEASED &&
-      node->own == stamp && (*row = hl__shm_row_at(space, node->row)))
+      node->own == stamp && (*row = hl__shm_row_of(space, node)))
     return true;
   hl__shm_part_unlock(space, part);
   return false;

@@ -36,8 +36,6 @@ static void lease_mend(hl__shm_space *space, uint32_t index, uint32_t dead, int6
     hl__shm_lease_unmake(space, index, deadline);
   else if (used & HL__MAKES && (uint32_t)used == dead) /* it was published */
     (void)atomic_compare_exchange_strong(&lease->base.used, &used, used & ~HL__MAKES);
-  uint64_t busy = (uint64_t)dead + 1;
-  (void)atomic_compare_exchange_strong(&lease->busy, &busy, 0);
 }
 
 /* The units of one chunk. False: the deadline has passed. */

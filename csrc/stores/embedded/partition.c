@@ -74,6 +74,11 @@ hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uin
   return make ? row_make(space, key, index) : NULL;
 }
 
+hl__shm_row *hl__shm_row_of(hl__shm_space *space, const hl__shm_node *node) {
+  hl__shm_row *row = hl__shm_row_at(space, node->row);
+  return row && row->key == row_key(hl__shm_key_of(atomic_load(&node->claim))) ? row : NULL;
+}
+
 void hl__shm_row_drop(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
   if (row->holders || row->first) return;
   const uint32_t hash = hl__shm_hash(hl__shm_key_of(row->key)), number = hl__shm_part_of(hash);
@@ -219,13 +224,15 @@ static void become(hl__shm_node *node, uint64_t claim, enum hl__shm_state state)
 }
 
 void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes) {
+  uint32_t steps = 0;
   for (uint32_t index; (index = row->first) != 0;) {
     hl__shm_node *node = hl__shm_node_at(space, index);
-    if (!node) {
+    if (!node || steps++ > STEPS_MAX) {
       (void)atomic_fetch_add(&space->corrupt, 1);
       row->first = row->last = 0;
       return;
     }
+    node->prev = 0; /* as it is, but in a damaged file: there it would stay the first */
     uint64_t claim = atomic_load(&node->claim);
     const uint64_t key = hl__shm_key_of(claim);
     const unsigned mode = hl__shm_mode_of(claim);

@@ -353,12 +353,14 @@ static int row_wait(const taking *self, uint32_t index, const hl_row *row, hl_er
 
 /* ----------------------------------------------------------------- taking */
 
-/* How many claims of the row the session has, by mode. */
+/* How many claims of the row the session has, by mode; 255 where it has more. */
 static uint64_t own_counts(const taking *self, uint64_t key) {
   uint64_t own = 0;
-  for (uint32_t k = 0; k < self->before; k++)
-    if (hl__shm_key_of(self->session->held[k].claim) == key)
-      own += UINT64_C(1) << 8 * hl__shm_mode_of(self->session->held[k].claim);
+  for (uint32_t k = 0; k < self->before; k++) {
+    const uint64_t claim = self->session->held[k].claim;
+    const unsigned shift = 8 * hl__shm_mode_of(claim);
+    if (hl__shm_key_of(claim) == key && (own >> shift & 0xFF) < 0xFF) own += UINT64_C(1) << shift;
+  }
   return own;
 }
 
