@@ -69,10 +69,10 @@ static void queue_behind(walk *self, uint32_t from, uint32_t ahead, uint32_t ses
 static void look(walk *self, uint32_t index, uint64_t claim) {
   hl__shm_space *space = self->space;
   const hl__shm_node *node = hl__shm_node_at(space, index);
-  const hl__shm_row *row = hl__shm_row_of(space, node);
+  const hl__shm_row *row = node ? hl__shm_row_of(space, node) : NULL;
+  if (!row || atomic_load(&node->claim) != claim) return;
   const uint32_t session = atomic_load(&node->session);
   uint32_t before = node->prev, steps = 0;
-  if (!row || atomic_load(&node->claim) != claim) return;
   for (const hl__shm_node *ahead; (ahead = hl__shm_node_at(space, before)) && steps < STEPS_MAX;
        steps++) {
     if (hl__shm_state_of(atomic_load(&ahead->claim)) == HL__WAIT) {

@@ -99,7 +99,7 @@ static void lease_take(hl__shm_space *space, hl__shm_lease *lease, hl_holder *ho
   uint8_t id[16];
   for (int i = 0; i < 2; i++) {
     uint64_t word = atomic_load(&lease->id[i]);
-    memcpy(id + 8 * i, &word, sizeof word);
+    memcpy(id + 8 * (size_t)i, &word, sizeof word);
   }
   *holder = (hl_holder){.pid = (int64_t)atomic_load(&lease->pid),
                         .kind = HL_LEASE,

@@ -224,7 +224,7 @@ static bool sweep_step(void *context, uint32_t index) {
   uint64_t stamp = atomic_load(&lease->base.stamp);
   uint64_t end = atomic_load(&lease->base.end);
   int64_t end_unix = (int64_t)atomic_load(&lease->end_unix);
-  grip it;
+  grip it = {0};
   if ((end != 0 && hl__embedded_left(self->space, end) > 0) ||
       hl__between_ms(end_unix, hl__unix_ms()) < self->over_ms ||
       grip_take(self->space, index, stamp, 0, &it) != HL_OK)
@@ -333,7 +333,7 @@ static bool extend(const grip *self, int64_t ttl, int64_t *sent_ms) {
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
                          int64_t deadline, int64_t *sent_ms, hl_error *error) {
-  grip it;
+  grip it = {0};
   int status = enter(base, terms, at_least(deadline), &it, error);
   if (status) return status;
   if (!extend(&it, ttl, sent_ms)) status = gone_error(error);
@@ -343,7 +343,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
 
 static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
                          int64_t *left_ms, hl_error *error) {
-  grip it;
+  grip it = {0};
   int status = enter(base, terms, at_least(deadline), &it, error);
   if (status) return status;
   *left_ms = hl__embedded_left(it.space, atomic_load(&it.lease->base.end));
@@ -353,7 +353,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
 
 static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
                       hl_error *error) {
-  grip it;
+  grip it = {0};
   int status = enter(base, terms, confirm ? at_least(deadline) : deadline, &it, error);
   if (status) return status;
   if (!hl__shm_lease_end(it.space, it.index, it.stamp, 0)) status = gone_error(error);
@@ -398,7 +398,7 @@ static int record_convert(const grip *self, const hl_request *request, hl_error 
 static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__embedded_session *session = hl__embedded_session_of(base);
-  grip it;
+  grip it = {0};
   uint64_t token = 0;
   int status = enter(base, request->lease, at_least(request->deadline), &it, error);
   if (status) return status;
@@ -484,7 +484,7 @@ static int adopt(hl__embedded_session *session, const grip *self, const hl_reque
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error) {
   hl__shm_space *space = space_of(base);
-  grip it;
+  grip it = {0};
   int status = hl__shm_check(space, false, error);
   if (status) return status;
   status = grip_find(space, request->lease, at_least(request->deadline), &it);
@@ -523,7 +523,7 @@ static bool revoke_step(void *context, uint32_t index) {
   hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
   if (!lease) return true;
   uint64_t stamp = atomic_load(&lease->base.stamp);
-  grip it;
+  grip it = {0};
   if (!hl__embedded_lease_matches(self->space, index, self->filter)) return true;
   self->status = grip_take(self->space, index, stamp, self->deadline, &it);
   if (self->status) {

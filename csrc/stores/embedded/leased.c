@@ -204,10 +204,10 @@ bool hl__shm_lease_end(hl__shm_space *space, uint32_t index, uint64_t stamp, uin
   return false;
 }
 
-/* All claims of the lease, by the chain or by looking at each node. False: not all could be taken. */
-static bool claims_take(hl__shm_space *space, hl__shm_lease *lease, bool chained,
+/* All claims of the lease with that stamp, by the chain or by looking at each node. The record may be
+   another lease's meanwhile. False: not all could be taken. */
+static bool claims_take(hl__shm_space *space, hl__shm_lease *lease, uint64_t stamp, bool chained,
                         int64_t deadline) {
-  const uint64_t stamp = atomic_load(&lease->base.stamp);
   bool all = true;
   uint32_t steps = 0;
   for (uint32_t at = chained ? atomic_load(&lease->base.first) : 0; at && steps < STEPS_MAX;
@@ -236,13 +236,14 @@ static void unmake(hl__shm_space *space, hl__shm_lease *lease, uint64_t used, bo
     if (!atomic_compare_exchange_strong(&lease->base.used, &used, mine)) return;
     used = mine;
   }
+  /* Another stamp: a later lease has the record, and `used` is another by now; or the process died
+     before it wrote the stamp, and so before there was a claim. */
   const uint64_t stamp = atomic_load(&lease->base.stamp);
-  if (hl__shm_used_stamp(stamp) != (used & ~(UINT64_MAX >> HL__STAMP_BITS)) ||
-      !claims_take(space, lease, chained, deadline))
-    return;
+  const bool stamped = hl__shm_used_stamp(stamp) == (used & ~(UINT64_MAX >> HL__STAMP_BITS));
+  if (stamped && !claims_take(space, lease, stamp, chained, deadline)) return;
   uint64_t kept = (used & ~HL__UNMAKES) | HL__KEPT;
   (void)atomic_compare_exchange_strong(&lease->base.used, &used,
-                                       atomic_load(&lease->revoked) ? kept : 0);
+                                       stamped && atomic_load(&lease->revoked) ? kept : 0);
 }
 
 void hl__shm_lease_abandon(hl__shm_space *space, uint32_t index, int64_t deadline) {

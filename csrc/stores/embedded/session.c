@@ -144,7 +144,7 @@ static bool session_nap(void *context, int64_t until) {
 static bool files_reserve(hl__embedded_session *session, size_t n) {
   if (session->file_count + n <= session->file_capacity) return true;
   size_t capacity = session->file_capacity + (n < 8 ? 8 : n);
-  hl__embedded_file *grown = malloc(capacity * sizeof *grown);
+  hl__embedded_file *grown = calloc(capacity, sizeof *grown);
   if (!grown) return false;
   /* Not realloc: a child that is forked meanwhile frees the array it finds here. */
   hl__embedded_file *before = session->files;

@@ -165,7 +165,7 @@ static bool held_reserve(hl__shm_session *session, size_t n) {
   size_t capacity = need < 2 * (size_t)session->capacity ? 2 * (size_t)session->capacity : need;
   if (capacity > UINT32_MAX) return false;
   /* Not realloc: a child that is born meanwhile frees what it finds here. */
-  hl__shm_held *grown = malloc(capacity * sizeof *grown), *before = session->held;
+  hl__shm_held *grown = calloc(capacity, sizeof *grown), *before = session->held;
   if (!grown) return false;
   if (before) memcpy(grown, before, session->n * sizeof *grown);
   session->held = grown;
