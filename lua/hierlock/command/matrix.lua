@@ -165,9 +165,9 @@ function matrix.run(arguments)
   local store, err = trials.store(arguments, "matrix")
   if not store then return nil, err end
   local first, second, found, ok
-  first, err = store.open { pool_size = 1 }
+  first, err = store.open {}
   if not first then return nil, err end
-  second, err = store.open { pool_size = 1 }
+  second, err = store.open {}
   if second then
     local start = uv.hrtime()
     local names, failure = trials.levels(first, store.root)
