@@ -97,7 +97,7 @@ bool hl__embedded_lease_matches(hl__shm_space *space, uint32_t index,
 static void lease_take(hl__shm_space *space, hl__shm_lease *lease, hl_holder *holder) {
   static const char hex[] = "0123456789abcdef";
   uint8_t id[16];
-  for (int i = 0; i < 2; i++) {
+  for (size_t i = 0; i < 2; i++) {
     uint64_t word = atomic_load(&lease->id[i]);
     memcpy(id + 8 * (size_t)i, &word, sizeof word);
   }
