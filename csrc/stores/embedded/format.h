@@ -51,7 +51,7 @@
  *     lock: 0 to slot + 1, and to 0    that process
  *     lock: of a dead slot to own      who holds MEND of that slot
  *     dir: FREE to owner, and back     the owner, or its mender, by CAS
- *     slot                             its process; bell, rescan: any process
+ *     slot                             its process
  *     record: used, end                by CAS; the rest: who made it `used`
  *
  * What is read here was written by others: each index is compared with what there is before it is
@@ -193,9 +193,8 @@ typedef struct hl__shm_row {
 
 enum hl__shm_flag {
   HL__CONVERTS = 1, /* its session, or the lease that it exempts, holds the row: it queues first */
-  HL__RINGS = 2,    /* no thread sleeps for it: its process' bell is rung */
-  HL__LEASED = 4,   /* of a lease: `session` is the lease's record, `own` its stamp */
-  HL__EXEMPTS = 8,  /* the lease with the stamp `own` is not in its way */
+  HL__LEASED = 2,   /* of a lease: `session` is the lease's record, `own` its stamp */
+  HL__EXEMPTS = 4,  /* the lease with the stamp `own` is not in its way */
 };
 
 typedef struct hl__shm_node {
@@ -210,9 +209,8 @@ typedef struct hl__shm_node {
   hl__a32 note;        /* the record that tells observers of its request */
   hl__a32 wake;        /* a futex: 1 once it is granted, or to look again */
   uint32_t flags;
-  uint32_t rung; /* the next in slot.rung */
   hl__a32 chain; /* of a lease: the next of its nodes; else in the list of free nodes */
-  uint32_t room;
+  uint32_t room[2];
 } hl__shm_node;
 
 /* record.used: 0, or these with the slot to which it belongs, or that makes or unmakes it. */
@@ -305,12 +303,8 @@ typedef struct hl__shm_slot {
   hl__a32 generation;         /* how many processes have had it */
   hl__a64 pid, start;         /* its start time, in the kernel's ticks */
   hl__a64 namespace;          /* the inode of its pid namespace */
-  hl__a32 bell;               /* a futex */
-  hl__a32 rung;               /* granted nodes with HL__RINGS: a stack, by node.rung */
-  hl__a32 rescan;             /* somebody died: wake-ups may be lost */
-  hl__a32 room;
   hl__a64 host[HL__SHM_TEXT(64)];
-  hl__a64 rest[18];
+  hl__a64 rest[20];
 } hl__shm_slot;
 
 typedef struct hl__shm_header {

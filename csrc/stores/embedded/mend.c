@@ -70,18 +70,6 @@ static void chunks_free(hl__shm_space *space, uint32_t dead) {
   }
 }
 
-/* Wake-ups may have died with their sender. */
-static void all_rescan(hl__shm_space *space) {
-  uint32_t top = atomic_load(&space->table->header.slots_top);
-  for (uint32_t i = 1; i < top && i < HL__SHM_SLOTS; i++) {
-    hl__shm_slot *slot = &space->table->slot[i];
-    if (atomic_load(&slot->state) == 0) continue;
-    atomic_store(&slot->rescan, 1);
-    (void)atomic_fetch_add(&slot->bell, 1);
-    hl__shm_futex_wake(&slot->bell, INT_MAX);
-  }
-}
-
 static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
   const uint32_t chunks = hl__shm_chunks(space);
   parts_break(space, dead);
@@ -90,7 +78,6 @@ static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
   for (uint32_t chunk = 1; chunk < chunks; chunk++)
     if (!chunk_mend(space, chunk, dead, deadline)) return;
   chunks_free(space, dead);
-  all_rescan(space);
   (void)atomic_fetch_add(&space->mended, 1);
   atomic_store(&space->table->slot[dead].state, 0);
 }

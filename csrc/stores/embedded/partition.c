@@ -176,20 +176,6 @@ static void wakes_add(hl__shm_wakes *wakes, hl__a32 *word) {
   wakes->word[wakes->n++] = word;
 }
 
-/* Has the bell thread of the node's process go on with it. */
-static void ring(hl__shm_space *space, uint32_t index, hl__shm_node *node, hl__shm_wakes *wakes) {
-  hl__shm_record *record = hl__shm_record_at(space, atomic_load(&node->session));
-  uint32_t number = record ? atomic_load(&record->slot) : HL__SHM_SLOTS;
-  if (number >= HL__SHM_SLOTS) return;
-  hl__shm_slot *slot = &space->table->slot[number];
-  uint32_t top = atomic_load(&slot->rung);
-  do node->rung = top;
-  while (!atomic_compare_exchange_weak(&slot->rung, &top, index));
-  if (top) return;
-  (void)atomic_fetch_add(&slot->bell, 1);
-  wakes_add(wakes, &slot->bell);
-}
-
 /* Looks at each holder: those of the node's own session are not in its way, nor are those of the
    lease that it exempts. That lease may end while the node waits, so no count could be kept. */
 static bool blocked_by_others(hl__shm_space *space, const hl__shm_row *row,
@@ -247,10 +233,7 @@ void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes)
       continue;
     queue_unlink(space, row, index);
     hl__shm_hold_link(space, row, index, mode);
-    if (node->flags & HL__RINGS)
-      ring(space, index, node, wakes);
-    else
-      wakes_add(wakes, &node->wake);
+    wakes_add(wakes, &node->wake);
     atomic_store(&node->wake, 1);
     (void)atomic_fetch_add_explicit(&space->handed, 1, memory_order_relaxed);
   }

@@ -116,7 +116,6 @@ static void sleepers_wake(hl__shm_space *space, bool all) {
 /* One turn while there is something to do. */
 static void turn(hl__shm_space *space) {
   hl__shm_watch *watch = space->watch;
-  hl__shm_slot *me = &space->table->slot[space->me];
   const bool late = atomic_load(&space->late_count) != 0;
   if (atomic_load(&watch->opened) != atomic_load(&space->table->header.opened)) watched_open(space);
   watch->fds[watch->n] = (struct pollfd){.fd = watch->event, .events = POLLIN};
@@ -125,7 +124,6 @@ static void turn(hl__shm_space *space) {
   const bool gone = hl__shm_look(space), due = now - watch->looked >= LOOK_MS * INT64_C(1000000);
   bool died = false;
   if (!gone) {
-    died = atomic_exchange(&me->rescan, 0) != 0;
     for (unsigned i = watch->n; i-- > 0 && ready > 0;) {
       if (!watch->fds[i].revents) continue;
       died = true;
