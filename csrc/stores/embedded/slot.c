@@ -14,9 +14,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A file of /proc; births are forbidden meanwhile. *known: it is there, or the kernel says that it is
+/* A file of /proc; births are forbidden until it is closed, if it is there: hence unchecked. *known: it is there, or the kernel says that it is
    not; false where this process has no descriptor or no right. */
-static FILE *process_file(uint64_t pid, const char *what, bool *known) {
+HL__UNCHECKED static FILE *process_file(uint64_t pid, const char *what, bool *known) {
   char name[64];
   (void)snprintf(name, sizeof name, "/proc/%llu/%s", (unsigned long long)pid, what);
   hl__fork_forbid();
@@ -26,7 +26,7 @@ static FILE *process_file(uint64_t pid, const char *what, bool *known) {
   return file;
 }
 
-static void process_file_close(FILE *file) {
+HL__UNCHECKED static void process_file_close(FILE *file) {
   (void)fclose(file);
   hl__fork_allow();
 }
