@@ -654,6 +654,34 @@ static void a_directory_that_gets_its_name_back_has_no_stuck_locks(void **state)
   assert_int_equal(take_one(a, row(2, 4, X), PATIENCE_MS), HL_OK);
 }
 
+static void the_dead_make_room_for_an_opener(void **state) {
+  (void)state;
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  /* All slots are those of dead processes; one has died with a partition locked, and so has one that made
+     room. */
+  for (uint32_t i = 1; i < HL__SHM_SLOTS - 1; i++)
+    if (i != space->me) atomic_store(&space->table->slot[i].state, 1);
+  atomic_store(&space->table->header.slots_top, HL__SHM_SLOTS - 1);
+  atomic_store(&space->table->part[3].lock, 77 + 1);
+  atomic_store(&space->table->part[4].lock, HL__SHM_SLOTS);
+  uint32_t me = space->me;
+  hl__shm_table *table = space->table;
+  int fd = control_open();
+  hl__shm_space_unref(space);
+  table = mmap(NULL, sizeof *table, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  assert_true(table != MAP_FAILED);
+  atomic_store(&table->slot[me].state, 1);
+  (void)munmap(table, sizeof *table);
+  (void)close(fd);
+  space = space_open();
+  assert_non_null(space);
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+}
+
 static void another_boot_beside_the_living_is_refused(void **state) {
   (void)state;
   hl_row rows[1] = {row(2, 3, X)};
@@ -824,6 +852,7 @@ int main(int argc, char **argv) {
       IT(a_forked_child_has_nothing),
       IT(a_removed_file_is_noticed),
       IT(a_directory_that_gets_its_name_back_has_no_stuck_locks),
+      IT(the_dead_make_room_for_an_opener),
       IT(another_boot_beside_the_living_is_refused),
       IT(others_files_are_refused),
       IT(a_damaged_index_is_survived),

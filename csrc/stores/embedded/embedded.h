@@ -392,6 +392,9 @@ void hl__shm_rebuild(hl__shm_space *space, uint32_t part);
 /* Cleans up after a slot whose process is dead, if no other thread or process does so now. A stopped
    process may hold it up until the deadline; the next call goes on. */
 void hl__shm_mend(hl__shm_space *space, uint32_t slot, int64_t deadline);
+/* Breaks the locks of partitions that the dead process of a slot had, and makes their index anew. The
+   caller has the byte MEND + slot. */
+void hl__shm_parts_break(hl__shm_space *space, uint32_t dead);
 /* Looks for dead slots, and mends them, unless some process has just done so (force: in any case). */
 void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline);
 /* Once after each boot, before any other process uses the table: nothing of before is alive, and a

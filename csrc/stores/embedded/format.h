@@ -76,7 +76,7 @@
 
 #define HL__SHM_PARTS 128u
 #define HL__SHM_HEADS 2048u
-#define HL__SHM_SLOTS 1024u
+#define HL__SHM_SLOTS 1024u /* 0: the leases'; the last: of a process that makes room (space.c) */
 #define HL__SHM_CHUNK 16384u
 #define HL__SHM_UNIT 64u
 #define HL__SHM_PER_CHUNK (HL__SHM_CHUNK / HL__SHM_UNIT)

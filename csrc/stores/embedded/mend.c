@@ -11,8 +11,7 @@
 #include <limits.h>
 #include <string.h>
 
-/* Partitions that the dead process had locked: their index is made anew. */
-static void parts_break(hl__shm_space *space, uint32_t dead) {
+void hl__shm_parts_break(hl__shm_space *space, uint32_t dead) {
   for (uint32_t p = 0; p < HL__SHM_PARTS; p++) {
     hl__a32 *lock = &space->table->part[p].lock;
     uint32_t word = atomic_load(lock);
@@ -72,7 +71,7 @@ static void chunks_free(hl__shm_space *space, uint32_t dead) {
 
 static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
   const uint32_t chunks = hl__shm_chunks(space);
-  parts_break(space, dead);
+  hl__shm_parts_break(space, dead);
   if (dead == 0 || dead >= HL__SHM_SLOTS || atomic_load(&space->table->slot[dead].state) == 0)
     return;
   for (uint32_t chunk = 1; chunk < chunks; chunk++)

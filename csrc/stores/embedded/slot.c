@@ -108,7 +108,7 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
   if (start && start != UNKNOWN && stat("/proc/self/ns/pid", &st) == 0)
     space->namespace = st.st_ino;
   hl__shm_header *header = &space->table->header;
-  for (uint32_t i = 1; i < HL__SHM_SLOTS; i++) {
+  for (uint32_t i = 1; i < HL__SHM_SLOTS - 1; i++) { /* the last: see space.c */
     hl__shm_slot *it = &space->table->slot[i];
     if (atomic_load(&it->state) || !hl__shm_byte_lock(space, HL__SHM_LIFE + (off_t)i)) continue;
     if (atomic_load(&it->state)) { /* another process has lived and died here meanwhile */
@@ -129,7 +129,7 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
   }
   return hl__error(error, HL_ESTORE,
                    "%u programs use the lock directory %s: it has no room for more",
-                   HL__SHM_SLOTS - 1, space->directory.path);
+                   HL__SHM_SLOTS - 2, space->directory.path);
 }
 
 void hl__shm_slot_leave(hl__shm_space *space, bool free) {

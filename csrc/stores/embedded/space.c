@@ -57,6 +57,12 @@ HL__UNCHECKED static void space_free(hl__shm_space *space) {
   free(space);
 }
 
+static int open_error(const hl__shm_space *space, hl_error *error) {
+  return hl__error(error, HL_ESTORE,
+                   "another process keeps the lock directory %s for itself: it may be stopped",
+                   space->directory.path);
+}
+
 /* The first process of a boot finds nothing alive. If it does, two machines share the file, or one of
    them is told another boot's id. HL_EUNSAFE_SERVER. */
 static int boot_begin(hl__shm_space *space, const uint64_t boot[2], hl_error *error) {
@@ -75,27 +81,38 @@ static int boot_begin(hl__shm_space *space, const uint64_t boot[2], hl_error *er
   return HL_OK;
 }
 
+/* Mends the dead while no slot is free. A process that locks partitions must have a slot, or others
+   would break its locks: the last slot is for this, for one process at a time, which has the lock on INIT.
+   The one before it may have died so. Its menders need the byte that this process has, then. */
+static int room_make(hl__shm_space *space, const char *host, int64_t deadline, hl_error *error) {
+  const uint32_t last = HL__SHM_SLOTS - 1;
+  while (!hl__shm_byte_lock(space, HL__SHM_LIFE + (off_t)last) ||
+         !hl__shm_byte_lock(space, HL__SHM_MEND + (off_t)last)) {
+    if (hl__shm_now() > deadline) return open_error(space, error);
+    pause_for(500000);
+  }
+  space->me = last;
+  hl__shm_parts_break(space, last);
+  hl__shm_sweep(space, true, deadline);
+  space->me = 0;
+  hl__shm_byte_unlock(space, HL__SHM_MEND + (off_t)last);
+  hl__shm_byte_unlock(space, HL__SHM_LIFE + (off_t)last);
+  return hl__shm_slot_take(space, host, error);
+}
+
 /* The lock on INIT makes a process the first. */
-static int slot_begin(hl__shm_space *space, const hl_store_config *config, hl_error *error) {
+static int slot_begin(hl__shm_space *space, const char *host, hl_error *error) {
   uint64_t boot[2];
   space->shift_ms = hl__machine_boot(boot) / 1000000;
   const int64_t deadline = hl__shm_now() + OPEN_NS;
   while (!hl__shm_byte_lock(space, HL__SHM_INIT)) {
-    if (hl__shm_now() > deadline)
-      return hl__error(error, HL_ESTORE,
-                       "another process keeps the lock directory %s for itself: it may be stopped",
-                       space->directory.path);
+    if (hl__shm_now() > deadline) return open_error(space, error);
     pause_for(500000);
   }
   int status = boot_begin(space, boot, error); /* before it has a slot */
-  if (status) {
-    hl__shm_byte_unlock(space, HL__SHM_INIT);
-    return status;
-  }
-  status = hl__shm_slot_take(space, config->host, error);
-  if (status) { /* those of the dead become free */
-    hl__shm_sweep(space, true, hl__shm_now() + SWEEP_NS);
-    status = hl__shm_slot_take(space, config->host, error);
+  if (status == HL_OK) {
+    status = hl__shm_slot_take(space, host, error);
+    if (status) status = room_make(space, host, hl__shm_now() + OPEN_NS, error);
   }
   hl__shm_byte_unlock(space, HL__SHM_INIT);
   if (status == HL_OK) hl__shm_sweep(space, true, hl__shm_now() + SWEEP_NS);
@@ -121,7 +138,7 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory, char *name,
   (void)pthread_mutex_init(&space->mutex, NULL);
   (void)pthread_mutex_init(&space->mending, NULL);
   int status = hl__shm_map(space, config->layout, error);
-  if (status == HL_OK) status = slot_begin(space, config, error);
+  if (status == HL_OK) status = slot_begin(space, config->host, error);
   if (status == HL_OK) status = hl__shm_watch_new(space, error);
   if (status) {
     space_free(space);
