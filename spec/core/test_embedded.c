@@ -1,7 +1,7 @@
 /*
- * test_embedded.c - the embedded store's table of locks (csrc/stores/embedded): taking, waiting, giving
- * back, upgrades, leases' claims, deaths, damaged files. After each test the index must be what the
- * claims say. Other processes are real ones: a forked child opens the directory afresh.
+ * test_embedded.c - the embedded store's table of locks (csrc/stores/embedded): taking, waiting,
+ * giving back, upgrades, leases' claims, deaths, damaged files. After each test the index must be
+ * what the claims say. Other processes are real ones: a forked child opens the directory afresh.
  */
 #include "../embedded/table.h"
 
@@ -421,7 +421,8 @@ static void step_await(int step) {
   assert_true(atomic_load(&between->step) >= step);
 }
 
-/* A child that holds rows until it is killed. `inside`: it also has the partition of the last one. */
+/* A child that holds rows until it is killed. `inside`: it also has the partition of the last one.
+   */
 static pid_t holder_start(const hl_row *rows, size_t n, bool inside) {
   atomic_store(&between->step, 0);
   pid_t pid = fork();
@@ -659,8 +660,8 @@ static void the_dead_make_room_for_an_opener(void **state) {
   hl__shm_end(a);
   hl__shm_end(b);
   hl__shm_end(c);
-  /* All slots are those of dead processes; one has died with a partition locked, and so has one that made
-     room. */
+  /* All slots are those of dead processes; one has died with a partition locked, and so has one
+     that made room. */
   for (uint32_t i = 1; i < HL__SHM_SLOTS - 1; i++)
     if (i != space->me) atomic_store(&space->table->slot[i].state, 1);
   atomic_store(&space->table->header.slots_top, HL__SHM_SLOTS - 1);

@@ -1,10 +1,11 @@
 /*
- * test_step.c - a process is killed behind its k-th instruction in an operation on the embedded store's
- * table, and then all must be well: what it held is free, others' locks stand, the index is what the
- * claims say, and a waiter gets what it waits for.
+ * test_step.c - a process is killed behind its k-th instruction in an operation on the embedded
+ * store's table, and then all must be well: what it held is free, others' locks stand, the index is
+ * what the claims say, and a waiter gets what it waits for.
  *
- * A forked child is single-stepped through the operation (ptrace). STEPS=all: for each k; STEPS=n: for
- * n of them (12). A stride's offset is drawn, and said: OFFSET repeats it. `make step` is all of them.
+ * A forked child is single-stepped through the operation (ptrace). STEPS=all: for each k; STEPS=n:
+ * for n of them (12). A stride's offset is drawn, and said: OFFSET repeats it. `make step` is all
+ * of them.
  */
 #include "../embedded/table.h"
 
@@ -155,8 +156,8 @@ static void *waiter_run(void *context) {
   return NULL;
 }
 
-/* Steps the child k times, or until it is done. How often; `giver` gives its row back behind the step
-   `give`, or where the child sleeps. */
+/* Steps the child k times, or until it is done. How often; `giver` gives its row back behind the
+   step `give`, or where the child sleeps. */
 static long step_on(pid_t pid, long k, hl__shm_session *giver, long give) {
   long i = 0;
   for (; i < k && !atomic_load(&between->done); i++) {

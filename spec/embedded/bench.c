@@ -1,6 +1,7 @@
 /*
- * bench.c - what taking and giving back costs on the embedded store's table, beside flock(2) on an open
- * file in the same run: nanoseconds of this thread's processor time, as a machine is never quiet.
+ * bench.c - what taking and giving back costs on the embedded store's table, beside flock(2) on an
+ * open file in the same run: nanoseconds of this thread's processor time, as a machine is never
+ * quiet.
  */
 #include "table.h"
 

@@ -1,9 +1,9 @@
 /*
- * stress.c - processes that lock at random on the embedded store's table, and are killed and stopped;
- * and a checker that knows only the rule. `fuzz`: random bytes go into the file meanwhile; then nothing
- * may crash or hang, and two holders are no bug.
+ * stress.c - processes that lock at random on the embedded store's table, and are killed and
+ * stopped; and a checker that knows only the rule. `fuzz`: random bytes go into the file meanwhile;
+ * then nothing may crash or hang, and two holders are no bug.
  *
- *     stress SECONDS [fuzz] [SEED]
+ * stress SECONDS [fuzz] [SEED]
  */
 #include "table.h"
 

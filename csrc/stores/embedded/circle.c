@@ -7,8 +7,8 @@
  * a circle comes last, when all others of it stand; so the session that publishes it sees all of it,
  * and gives way.
  *
- * The first walk locks one partition at a time, and may see a circle that never was at one moment. So
- * what it finds is looked for again with all partitions locked, in ascending order.
+ * The first walk locks one partition at a time, and may see a circle that never was at one moment.
+ * So a second walk, with all partitions locked in ascending order, must find the circle again.
  */
 #include "embedded.h"
 

@@ -1,13 +1,13 @@
 /*
- * leased.c - the claims of leases, and who has what. What a lease means (its id, its secret, who may do
- * what with it) is lease.c's.
+ * leased.c - the claims of leases, and who has what. What a lease means (its id, its secret, who
+ * may do what with it) is lease.c's.
  *
  * A lease's nodes and records belong to slot 0, which never dies. A process sets one aside by a CAS
  * that names its slot, so that a mender knows what a dead process was making or unmaking.
  *
- * A lease's nodes hang in a chain, for speed. A process that was killed while it freed them leaves a
- * chain that leads astray; then the nodes are found by the lease's stamp, which no other lease ever
- * has, and which stays in a node while its claim is not FREE (invariant 3).
+ * A lease's nodes hang in a chain, for speed. A process that was killed while it freed them leaves
+ * a chain that leads astray; then the nodes are found by the lease's stamp, which no other lease
+ * ever has, and which stays in a node while its claim is not FREE (invariant 3).
  */
 #include "embedded.h"
 
@@ -21,8 +21,8 @@
 
 /* ---------------------------------------------------------- setting aside */
 
-/* A free unit of slot 0's chunks of that kind, whose first word is 0, set aside by `word`. 0: no space
-   is left. */
+/* A free unit of slot 0's chunks of that kind, whose first word is 0, set aside by `word`. 0: no
+   space is left. */
 static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_t word) {
   const uint32_t units = kind == HL__NODES ? 1 : HL__SHM_LEASE_UNITS;
   hl__a32 *hint = &space->hints[kind == HL__NODES];

@@ -12,7 +12,8 @@
 
 /* How often the lock is tried before a thread sleeps; about 2 us. */
 #define SPINS 64
-/* How long a process is inside before somebody looks whether it is dead, then less often. */
+/* After this time inside a process is suspected to be dead; after the second its waiters look less
+   often. */
 #define SUSPECT_NS 1000000
 #define PATIENT_NS 20000000
 

@@ -7,8 +7,8 @@
  * still have it mapped would not exclude those that come now.
  *
  * Space comes from fallocate() before it is touched, so a full file system is an error here and no
- * SIGBUS later. A file that another program truncates while it is mapped ends its users by SIGBUS
- * if they touch it before they have looked, at most 10 ms later. (LMDB's users bear the same.)
+ * SIGBUS later. If another program truncates the file, a process that touches it before its next
+ * look, within 10 ms, ends by SIGBUS. (LMDB's users bear the same.)
  */
 #include "embedded.h"
 #include "layout.h"
@@ -22,9 +22,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Whenever a process opens the directory, tokens go on from Unix seconds * 2^24 at least (56 bits in
-   all, enough until the year 2106), fractions included. So they grow even when the directory was
-   removed a moment ago, or a reboot has emptied it, unless more than 2^24 were given each second. */
+/* Whenever a process opens the directory, tokens go on from Unix seconds * 2^24 at least (56 bits
+   in all, enough until the year 2106), fractions included. So they grow even when the directory was
+   removed a moment ago, or a reboot has emptied it, unless more than 2^24 were given each second.
+   */
 #define TOKEN_SECOND_BITS 24
 
 int64_t hl__shm_now(void) {
@@ -121,7 +122,7 @@ static int header_check(const hl__shm_space *space, const hl__shm_header *header
   return HL_OK;
 }
 
-/* The rows would be others than those of a program that comes by the directory. */
+/* A program that opens the directory would come to another file. */
 static bool is_mounted_alone(const hl__shm_space *space) {
   char *path = hl__file_path(space->directory.path, HL__SHM_FILE);
   if (!path) return false;
@@ -181,7 +182,7 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
                      "%s/" HL__SHM_FILE " is mounted by its own name, and programs outside "
                      "would come to another directory: mount the directory",
                      space->directory.path);
-  /* Read, not mapped: what is too short is another version's, or cut. */
+  /* The header is read, not mapped, as the file may be too short. */
   if (pread(space->fd, &header, sizeof header, 0) < (ssize_t)offsetof(hl__shm_header, parts))
     memset(&header, 0, sizeof header);
   status = header_check(space, &header, st.st_size, error);
@@ -275,8 +276,8 @@ void *hl__shm_unit_behind(hl__shm_space *space, uint32_t unit, uint32_t units) {
   return (char *)space->table + HL__SHM_FIXED + (size_t)unit * HL__SHM_UNIT;
 }
 
-/* A chunk becomes somebody's by one CAS, and `top` follows it: where a process dies between the two,
-   the next one raises it. */
+/* A process gets a chunk by one CAS, then raises `top`. If it dies between the two, the next
+   process raises it. */
 uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner) {
   hl__shm_table *table = space->table;
   uint32_t top = hl__shm_chunks(space), hint = atomic_load(&space->hint);

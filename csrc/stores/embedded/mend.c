@@ -2,9 +2,10 @@
  * mend.c - cleans up after a dead process.
  *
  * Why that is sound. A killed process has executed a prefix of its instructions, and each prefix
- * leaves the claims in a state that satisfies invariant 1, as they change one at a time. One mender at
- * a time has the byte MEND + slot, which the kernel frees when it dies itself; and the slot goes to no
- * new process before `state` is 0. All that a mender does it may do again: what is FREE stays FREE.
+ * leaves the claims in a state that satisfies invariant 1, as they change one at a time. One mender
+ * at a time has the byte MEND + slot, which the kernel frees when the mender dies. No new process
+ * gets the slot before `state` is 0. A mender may repeat each of its steps: a claim that is FREE
+ * stays FREE.
  */
 #include "embedded.h"
 
@@ -26,7 +27,8 @@ void hl__shm_parts_break(hl__shm_space *space, uint32_t dead) {
   }
 }
 
-/* A lease that the dead process was making or unmaking, or that has ended and is still in the way. */
+/* A lease that the dead process was making or unmaking, or that has ended and is still in the way.
+   */
 static void lease_mend(hl__shm_space *space, uint32_t index, uint32_t dead, int64_t deadline) {
   hl__shm_lease *lease = hl__shm_lease_at(space, index);
   uint64_t used = lease ? atomic_load(&lease->base.used) : 0;
@@ -104,7 +106,7 @@ void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline) {
       hl__shm_mend(space, i, deadline);
 }
 
-/* Of another boot the ends of leases mean nothing: their Unix times count. */
+/* After a boot the ends of leases are made of their Unix times. */
 static void lease_reboot(hl__shm_space *space, hl__shm_lease *lease) {
   if (atomic_load(&lease->base.end) == 0) return;
   int64_t left = hl__between_ms(hl__unix_ms(), (int64_t)atomic_load(&lease->end_unix));

@@ -2,8 +2,8 @@
  * partition.c - the index of a partition: rows found by their key, the holders of each and its
  * queue; who is granted what; and making all of it anew from the claims.
  *
- * The index is for speed. What it says is right while no process has the lock (invariant 6), and a
- * process that dies inside leaves it to hl__shm_rebuild.
+ * The index is for speed. The index is right while no process has the lock (invariant 6). If a
+ * process dies inside, the mender calls hl__shm_rebuild.
  */
 #include "embedded.h"
 
@@ -177,7 +177,8 @@ static void wakes_add(hl__shm_wakes *wakes, hl__a32 *word) {
 }
 
 /* Looks at each holder: those of the node's own session are not in its way, nor are those of the
-   lease that it exempts. That lease may end while the node waits, so no count could be kept. */
+   lease that it exempts. The exempted lease may end while the node waits, so no count can be kept.
+   */
 static bool blocked_by_others(hl__shm_space *space, const hl__shm_row *row,
                               const hl__shm_node *node, unsigned mode) {
   const uint32_t session = atomic_load_explicit(&node->session, memory_order_relaxed);
@@ -261,7 +262,7 @@ void hl__shm_claim_end(hl__shm_space *space, uint32_t index, hl__shm_wakes *wake
   const unsigned state = hl__shm_state_of(claim), mode = hl__shm_mode_of(claim);
   const uint32_t at = node->row;
   hl__shm_row *row = hl__shm_row_at(space, at);
-  /* The word first: what was held is free before somebody else is granted it. */
+  /* The claim is FREE before another session is granted what it kept out. */
   atomic_store_explicit(&node->claim, 0, memory_order_release);
   if (state == HL__FREE || state == HL__LOOSE || state == HL__RESERVED) return;
   if (!row || row->key != row_key(hl__shm_key_of(claim))) {
@@ -360,8 +361,8 @@ static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, wai
     hl__shm_queue_link(space, row, index); /* slowly, without memory */
 }
 
-/* Before the last step it changes nothing that counts; so it can be killed anywhere, and begun again.
-   It needs no space in the file. */
+/* Before the last step it changes nothing that counts; so it can be killed anywhere, and begun
+   again. It needs no space in the file. */
 void hl__shm_rebuild(hl__shm_space *space, uint32_t part) {
   waiters them = {0};
   hl__shm_wakes wakes = {0};

@@ -3,8 +3,8 @@
  * slot; the kernel frees that lock after the last thread of the process has left its memory. So no
  * dead process writes any more.
  *
- * A program may also close all its descriptors, and go on. Its locks stand while it has the file mapped,
- * if its pid can be seen here. In another pid namespace it counts as dead.
+ * A program may also close all its descriptors, and go on. Such a program keeps its locks while it
+ * has the file mapped, if its pid can be seen here. In another pid namespace it counts as dead.
  */
 #include "embedded.h"
 
@@ -14,8 +14,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A file of /proc; births are forbidden until it is closed, if it is there: hence unchecked. *known: it is there, or the kernel says that it is
-   not; false where this process has no descriptor or no right. */
+/* A file of /proc; births are forbidden until it is closed, if it is there: hence unchecked.
+   *known: it is there, or the kernel says that it is not; false where this process has no
+   descriptor or no right. */
 HL__UNCHECKED static FILE *process_file(uint64_t pid, const char *what, bool *known) {
   char name[64];
   (void)snprintf(name, sizeof name, "/proc/%llu/%s", (unsigned long long)pid, what);
@@ -31,8 +32,8 @@ HL__UNCHECKED static void process_file_close(FILE *file) {
   hl__fork_allow();
 }
 
-/* When a process of that pid was started, in the kernel's ticks, and its state, as a letter. 0: there
-   is none. UNKNOWN: this process cannot look. */
+/* When a process of that pid was started, in the kernel's ticks, and its state, as a letter. 0:
+   there is none. UNKNOWN: this process cannot look. */
 #define UNKNOWN UINT64_MAX
 static uint64_t process_start(uint64_t pid, char *state) {
   char text[1024];
@@ -53,8 +54,8 @@ static uint64_t process_start(uint64_t pid, char *state) {
   return start;
 }
 
-/* Whether the process may have the file mapped. A process that has executed another program is the same
-   one for the kernel, and has not. */
+/* Whether the process may have the file mapped. A process that has executed another program is the
+   same one for the kernel, and has not. */
 static bool process_maps(uint64_t pid, uint64_t inode) {
   char *line = NULL;
   size_t size = 0;
@@ -134,8 +135,8 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
 
 void hl__shm_slot_leave(hl__shm_space *space, bool free) {
   hl__shm_slot *it = &space->table->slot[space->me];
-  /* No process has the pid 0: the slot is dead once its byte is free, though this process may go on, and
-     have the file mapped for another space. */
+  /* No process has the pid 0: the slot is dead once its byte is free, though this process may go
+     on, and have the file mapped for another space. */
   atomic_store(&it->pid, 0);
   if (free) atomic_store(&it->state, 0);
   hl__shm_byte_unlock(space, HL__SHM_LIFE + (off_t)space->me);

@@ -1,6 +1,6 @@
 /*
- * space.c - one name of a lock directory as this process uses it, and the registry by which all stores
- * of the process share it: one mapping, one slot, one thread that watches.
+ * space.c - one name of a lock directory as this process uses it, and the registry by which all
+ * stores of the process share it: one mapping, one slot, one thread that watches.
  */
 #include "embedded.h"
 #include "machine.h"
@@ -19,9 +19,9 @@
    untouched, so that their memory is not a leak. */
 static hl__shm_space *spaces HL__GUARDED_BY(hl__shm_registry);
 
-/* Guards the list. Not a pthread mutex, because a child may be born while a thread of its parent's holds
-   it: the holder's generation + 1, 0 when free, so that a child recognises a holder who does not exist
-   in it. */
+/* Guards the list. Not a pthread mutex, because a child may be born while a thread of its parent's
+   holds it: the holder's generation + 1, 0 when free, so that a child recognises a holder who does
+   not exist in it. */
 static atomic_uint registry_holder;
 
 static void pause_for(long ns) {
@@ -42,7 +42,7 @@ static void registry_unlock(void) HL__RELEASES(hl__shm_registry) HL__UNCHECKED {
   atomic_store(&registry_holder, 0u);
 }
 
-/* Unchecked, as space_new: nobody else has the space. */
+/* Unchecked, as space_new: no other thread has the space. */
 HL__UNCHECKED static void space_free(hl__shm_space *space) {
   hl__shm_watch_free(space);
   if (space->table && space->me && hl__shm_touchable(space))
@@ -63,8 +63,8 @@ static int open_error(const hl__shm_space *space, hl_error *error) {
                    space->directory.path);
 }
 
-/* The first process of a boot finds nothing alive. If it does, two machines share the file, or one of
-   them is told another boot's id. HL_EUNSAFE_SERVER. */
+/* The first process of a boot finds nothing alive. If it does, two machines share the file, or one
+   of them is told another boot's id. HL_EUNSAFE_SERVER. */
 static int boot_begin(hl__shm_space *space, const uint64_t boot[2], hl_error *error) {
   const hl__shm_header *header = &space->table->header;
   if (!boot[0] ||
@@ -82,8 +82,9 @@ static int boot_begin(hl__shm_space *space, const uint64_t boot[2], hl_error *er
 }
 
 /* Mends the dead while no slot is free. A process that locks partitions must have a slot, or others
-   would break its locks: the last slot is for this, for one process at a time, which has the lock on INIT.
-   The one before it may have died so. Its menders need the byte that this process has, then. */
+   would break its locks. The last slot is for this: one process at a time has it, as it has the
+   lock on INIT. An earlier one may have died with it; this process holds the byte that a mender
+   needs. */
 static int room_make(hl__shm_space *space, const char *host, int64_t deadline, hl_error *error) {
   const uint32_t last = HL__SHM_SLOTS - 1;
   while (!hl__shm_byte_lock(space, HL__SHM_LIFE + (off_t)last) ||

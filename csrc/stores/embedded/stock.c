@@ -1,6 +1,6 @@
 /*
- * stock.c - what this process has in stock: free nodes, free records, the records of its agents; and
- * nodes that it gave up without the lock of their partition.
+ * stock.c - what this process has in stock: free nodes, free records, the records of its agents;
+ * and nodes that it gave up without the lock of their partition.
  */
 #include "embedded.h"
 
@@ -87,8 +87,8 @@ void hl__shm_late_do(hl__shm_space *space) {
   hl__shm_space_lock(space);
   uint32_t kept = 0, n = atomic_load(&space->late_count);
   for (uint32_t i = 0; i < n; i++) {
-    /* A deadline that has passed: it tries. A partition's lock is tried inside of the mutex here, and
-       nowhere awaited. */
+    /* A deadline that has passed: it tries. A partition's lock is tried inside of the mutex here,
+       and nowhere awaited. */
     if (hl__shm_claim_clear(space, space->late[i], 1, NULL) == HL_OK)
       node_keep(space, space->late[i]);
     else

@@ -1,15 +1,16 @@
 /*
  * take.c - sessions: rows taken in order, all or none, awaited, and given back.
  *
- * A session may have several claims of one row in different modes: an upgrade takes the row once more,
- * a downgrade gives that claim back. Each step leaves a legal state.
+ * A session may have several claims of one row in different modes: an upgrade takes the row once
+ * more, a downgrade gives that claim back. Each step leaves a legal state.
  */
 #include "embedded.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* How long a try waits for a partition's lock, and a release; how long a wait that has ended does. */
+/* How long a try waits for a partition's lock, and a release; how long a wait that has ended does.
+   */
 #define TRY_NS 1000000
 #define RELEASE_NS 2000000
 #define UNLINK_NS 200000
@@ -28,7 +29,8 @@ typedef struct taking {
   bool alone; /* no thread watches for it: there is none to be had */
 } taking;
 
-/* Whether what the session has can be given back: also where the name of the directory leads elsewhere. */
+/* Whether what the session has can be given back: also where the name of the directory leads
+   elsewhere. */
 static bool is_usable(hl__shm_space *space) {
   return space->generation == hl__fork_generation() &&
          (hl__shm_check(space, false, NULL) == HL_OK || hl__shm_touchable(space));
@@ -237,8 +239,8 @@ static void waits_publish(hl__shm_session *session, uint32_t index) {
   if (agent) atomic_store(&agent->waits, index);
 }
 
-/* Ends a wait. True: it was granted just now after all. The word first, so that no process grants it
-   any more; then, if the partition can be had, the rest. */
+/* Ends a wait. True: it was granted just now after all. The word first, so that no process grants
+   it any more; then, if the partition can be had, the rest. */
 static bool wait_end(hl__shm_session *session, uint32_t index) {
   hl__shm_space *space = session->space;
   hl__shm_node *node = hl__shm_node_at(space, index);
@@ -364,8 +366,8 @@ static uint64_t own_counts(const taking *self, uint64_t key) {
   return own;
 }
 
-/* Behind those that wait already, unless nothing but these is in the way of a session that has the row.
-   The partition is locked. */
+/* Behind those that wait already, unless nothing but these is in the way of a session that has the
+   row. The partition is locked. */
 static bool must_wait(hl__shm_space *space, hl__shm_row *row, const hl__shm_node *node,
                       unsigned mode, hl__shm_wakes *wakes) {
   if (hl__shm_blocked(space, row, node, mode) || row->first) hl__shm_row_purge(space, row, wakes);
@@ -434,7 +436,7 @@ full:
                    space->directory.path);
 }
 
-/* A try that failed, once more when what is in its way and has ended is gone: the dead, and leases. */
+/* Tries once more, after the dead and the leases whose time is up are out of the way. */
 static int row_retry(const taking *self, const hl_row *want, hl_error *error) {
   hl__shm_space *space = self->session->space;
   const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);

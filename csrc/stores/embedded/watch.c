@@ -1,10 +1,11 @@
 /*
  * watch.c - the thread of a process that watches while one of its threads sleeps for a row, or
- * something was given back late. Else it sleeps itself, and nothing wakes it.
+ * something was given back late. Otherwise the thread sleeps, and nothing wakes it.
  *
- * It sees a death by a pidfd, for each process of the table whose pid is visible here; if one is not,
- * it looks every 5 ms. After a death it mends. Every 100 ms it looks at the directory, and for sleepers
- * that were granted but not woken, as the process that granted them was killed or stopped in between.
+ * The thread has a pidfd of each process of the table whose pid is visible here. If one is not, it
+ * looks every 5 ms. After a death it mends. Every 100 ms it looks at the directory, and for
+ * sleepers that were granted but not woken, as the process that granted them was killed or stopped
+ * in between.
  */
 #include "embedded.h"
 
@@ -79,8 +80,8 @@ static int process_open(hl__shm_space *space, const hl__shm_slot *slot) {
   return fd;
 }
 
-/* Watches all that have a slot now. One that has ended meanwhile, so that the pid may be another's: the
-   sweep behind this finds it dead, or its slot is another's, and `opened` has changed. */
+/* Watches all that have a slot now. One that has ended meanwhile, so that the pid may be another's:
+   the sweep behind this finds it dead, or its slot is another's, and `opened` has changed. */
 static void watched_open(hl__shm_space *space) {
   hl__shm_watch *watch = space->watch;
   watched_close(watch);
@@ -113,7 +114,7 @@ static void sleepers_wake(hl__shm_space *space, bool all) {
   hl__shm_space_unlock(space);
 }
 
-/* One turn while there is something to do. */
+/* Sleeps until a process dies, or for a moment; then looks. */
 static void turn(hl__shm_space *space) {
   hl__shm_watch *watch = space->watch;
   const bool late = atomic_load(&space->late_count) != 0;
@@ -190,7 +191,7 @@ int hl__shm_watch_enter(hl__shm_session *session, hl_error *error) {
     session->next = watch->sleepers;
     if (session->next) session->next->previous = session;
     watch->sleepers = session;
-    /* It sleeps, or does not watch a process that has come since. */
+    /* The thread sleeps, or does not watch a process that has come since. */
     if (watch->asleep || atomic_load(&watch->opened) != atomic_load(&space->table->header.opened)) {
       watch->asleep = false;
       kick(watch);
