@@ -154,6 +154,21 @@ static void kid_start(int k, int64_t end) {
   if ((kids[k] = fork()) == 0) kid(k, end);
 }
 
+/* How many did not end in time. */
+static int kids_end(int64_t end) {
+  int status;
+  int hung = 0;
+  for (int j = 0; j < KIDS; j++) (void)kill(kids[j], SIGCONT);
+  for (int j = 0; j < KIDS; j++) {
+    while (waitpid(kids[j], &status, WNOHANG) == 0 && hl__now_ms() < end + 5000) (void)usleep(1000);
+    if (hl__now_ms() < end + 5000) continue;
+    hung++;
+    (void)kill(kids[j], SIGKILL);
+    (void)waitpid(kids[j], NULL, 0);
+  }
+  return hung;
+}
+
 int main(int argc, char **argv) {
   const bool fuzz = argc > 2 && strcmp(argv[2], "fuzz") == 0;
   const int64_t end = hl__now_ms() + (argc > 1 ? atol(argv[1]) : 10) * 1000;
@@ -202,15 +217,7 @@ int main(int argc, char **argv) {
         kid_start(j, end);
       }
   }
-  int hung = 0;
-  for (int j = 0; j < KIDS; j++) (void)kill(kids[j], SIGCONT);
-  for (int j = 0; j < KIDS; j++) {
-    while (waitpid(kids[j], &status, WNOHANG) == 0 && hl__now_ms() < end + 5000) (void)usleep(1000);
-    if (hl__now_ms() < end + 5000) continue;
-    hung++;
-    (void)kill(kids[j], SIGKILL);
-    (void)waitpid(kids[j], NULL, 0);
-  }
+  const int hung = kids_end(end);
   hl__shm_space *space = fuzz ? NULL : space_open();
   if (space) hl__shm_sweep(space, true, INT64_MAX);
   const char *wrong = space ? verify(space) : fuzz ? NULL : fault.message;
