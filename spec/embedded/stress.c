@@ -154,6 +154,26 @@ static void kid_start(int k, int64_t end) {
   if ((kids[k] = fork()) == 0) kid(k, end);
 }
 
+static void kids_continue(int64_t now) {
+  for (int j = 0; j < KIDS; j++) {
+    if (!stopped[j] || now <= stopped[j]) continue;
+    (void)kill(kids[j], SIGCONT);
+    stopped[j] = 0;
+  }
+}
+
+/* Starts those again that have ended; how many of them have crashed. */
+static unsigned kids_reap(int64_t end) {
+  unsigned crashes = 0;
+  int status;
+  for (int j = 0; j < KIDS; j++) {
+    if (waitpid(kids[j], &status, WNOHANG) != kids[j]) continue;
+    crashes += WIFSIGNALED(status);
+    kid_start(j, end);
+  }
+  return crashes;
+}
+
 /* How many did not end in time. */
 static int kids_end(int64_t end) {
   int status;
@@ -176,7 +196,6 @@ int main(int argc, char **argv) {
            crashes = 0;
   uint64_t last = 0;
   int64_t quiet = 0, since = hl__now_ms();
-  int status;
   table_make();
   all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   for (int k = 0; k < KIDS; k++) kid_start(k, end);
@@ -195,11 +214,7 @@ int main(int argc, char **argv) {
     } else if (now - since > quiet) {
       quiet = now - since;
     }
-    for (int j = 0; j < KIDS; j++)
-      if (stopped[j] && now > stopped[j]) {
-        (void)kill(kids[j], SIGCONT);
-        stopped[j] = 0;
-      }
+    kids_continue(now);
     if (what < 3) {
       atomic_store(&all->killed[k], 1);
       (void)kill(kids[k], SIGKILL);
@@ -211,11 +226,7 @@ int main(int argc, char **argv) {
       stopped[k] = now + rand_r(&seed) % 60;
       stops++;
     }
-    for (int j = 0; j < KIDS; j++)
-      if (waitpid(kids[j], &status, WNOHANG) == kids[j]) {
-        if (WIFSIGNALED(status)) crashes++;
-        kid_start(j, end);
-      }
+    crashes += kids_reap(end);
   }
   const int hung = kids_end(end);
   hl__shm_space *space = fuzz ? NULL : space_open();
