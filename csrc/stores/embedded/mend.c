@@ -6,6 +6,14 @@
  * at a time has the byte MEND + slot, which the kernel frees when the mender dies. No new process
  * gets the slot before `state` is 0. A mender may repeat each of its steps: a claim that is FREE
  * stays FREE.
+ *
+ * Open, and to be closed before any DSN uses the table (claims.pml names the planted bugs):
+ *
+ *   - A process takes a slot without its byte MEND, and a mender breaks locks before it looks at
+ *     `state`. So a late mender may break the lock of a living process (BUG_OPEN_UNGUARDED).
+ *   - A mender frees the claims of a dead process in any order. So a claim that it held may be freed
+ *     before one for which it waits, which is then granted beside another's (BUG_HELD_FIRST).
+ *   - A thread that mends one slot cannot mend another one that is in its way (BUG_MENDS_ONE).
  */
 #include "embedded.h"
 
