@@ -8,13 +8,6 @@ local BEGINNING = "unshare --time --monotonic -$(cut -d. -f1 /proc/uptime) --boo
 -- A hundredth of it is more than the time since the start as long as the specs run.
 local TTL = 7 * 86400
 
--- The specs of spec/leases_spec.lua that measure time.
-local TITLES = {
-  "is there from its grant", "is over when its time is up", "no sooner than the end of remaining", "counts from its grant",
-  "lets a waiter in as soon as its time is up", "ends ttl after a refresh", "has had since is lost",
-  "passes to another process by its text", "is listed with all",
-}
-
 local function missing()
   local said, status = support.run("os.exit(tonumber(io.open('/proc/uptime'):read('n')) < 60)", BEGINNING)
   return status ~= 0 and "this machine gives no time namespace: " .. said or nil
@@ -31,14 +24,13 @@ describe("where the clocks have just begun", function()
         end
         command[#command + 1] = (" HIERLOCK_SPEC_TTL=%d HIERLOCK_SPEC_DIRECTORY=%s "):format(TTL, directory)
         command[#command + 1] = BEGINNING .. " " .. (os.getenv("HIERLOCK_LUA") or "lua") ..
-                                " /usr/bin/busted --no-auto-insulate -o plainTerminal spec/leases_spec.lua"
-        for _, title in ipairs(TITLES) do
-          command[#command + 1] = (" --filter='on %s: .*%s'"):format(store, title)
-        end
+                                " /usr/bin/busted --no-auto-insulate --lazy -o plainTerminal spec/leases_spec.lua"
+        command[#command + 1] = " --filter='on " .. store .. ":'"
         local pipe = assert(io.popen(table.concat(command) .. " 2>&1"))
         local said = pipe:read("*a")
         pipe:close()
-        assert.truthy(said:find(#TITLES .. " successes / 0 failures / 0 errors", 1, true), said)
+        local count = tonumber(said:match "(%d+) successes / 0 failures / 0 errors / 0 pending" or 0)
+        assert.is_true(count > 40, said)
       end)
     end
   end)
