@@ -577,6 +577,7 @@ describe("the option loop", function()
   it("raises for what is no loop, at the caller's position", function()
     for _, case in ipairs {
       { "libev", 'not "libev"' }, { 7, "not a number" }, { {}, "not a table" }, { true, "not a boolean" }, { "", 'not ""' },
+      { { anywhere = 7 }, "not a table" }, { { anywhere = print, sometimes = print }, "not a table" }, { { print }, "not a table" },
     } do
       local function call() hierlock.open("null:", { loop = case[1] }) end
       local ok, message = pcall(call)
@@ -615,6 +616,40 @@ describe("the option loop", function()
       print(manager:acquire({ "u1" }, { timeout = 30 }))
     ]]):format(support.stores[1].dsn .. "/tarantool"))
     assert.matches("^hierlock%.handle .exclusive u1, held.", output)
+  end)
+
+  -- The main thread cannot yield. What runs there is the program's whole loop.
+  it("is called where Lua cannot yield only if the function needs no yield, and then its errors end the wait", function()
+    local output = support.run(([[
+      local uv, hierlock = require "luv", require "hierlock"
+      local calls, fail = 0, nil
+      local function loop(pending)
+        calls = calls + 1
+        if fail then error(fail, 0) end
+        local poll = uv.new_poll(pending:fd())
+        poll:start("r", function() poll:close() end)
+        uv.run()
+      end
+      local plain = assert(hierlock.open(%q, { loop = loop }))
+      local anywhere = assert(hierlock.open(%q, { loop = { anywhere = loop } }))
+      local first = assert(anywhere:acquire { "u1" })
+      local _, err = plain:acquire({ "u1" }, { timeout = 0.01 })
+      print(err.code, calls)
+      local timer = uv.new_timer()
+      timer:start(20, 0, function()
+        timer:close()
+        first:release()
+      end)
+      local second = assert(anywhere:acquire({ "u1" }, { timeout = 30 }))
+      print(calls)
+      fail = "no more"
+      print(pcall(anywhere.acquire, anywhere, { "u1" }, { timeout = 30 }))
+      second:release()
+      fail = nil
+      for _ = 1, 3 do collectgarbage() end -- which ends the wait on Lua 5.1
+      print(anywhere:acquire({ "u1" }, { timeout = 30 }))
+    ]]):format(support.stores[1].dsn .. "/anywhere", support.stores[1].dsn .. "/anywhere"))
+    assert.matches("^timeout\t0\n1\nfalse\tno more\nhierlock%.handle .exclusive u1, held.", output)
   end)
 
   it("needs no loop's module where it is not asked for", function()

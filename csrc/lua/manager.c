@@ -392,14 +392,14 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
 @bool[opt=false] options.own_handles a promise of the program. Only the coroutine that acquired a
   handle releases it. Then hierlock finds circles of coroutines under a loop. A coroutine that would
   wait for itself, or in such a circle, gets `deadlock` at once. See docs/deadlocks.md
-@tparam[opt="auto"] string|function options.loop how a coroutine waits: by the loop
+@tparam[opt="auto"] string|function|table options.loop how a coroutine waits: by the loop
   `"cqueues"`, `"luv"`, `"copas"`, `"ngx"` or `"tarantool"`. With
   `"auto"` hierlock recognises ngx and cqueues, and blocks elsewhere. With
   `"block"` it always blocks. A function `loop(pending)` yields as the program's own loop wants, and
   returns once `pending:done()`:
   `while not pending:done() do my_loop.wait_readable(pending:fd()) end`. An error that it raises
   ends the wait. Where a coroutine cannot yield, the call blocks. The fibers of `"tarantool"` need
-  no yield
+  no yield, nor does `{anywhere = loop}`: such a function is called wherever the call waits
 @treturn[1] manager
 @return[2] nil
 @return[2] err `dsn`, `connection`, `unsafe_server`, `mismatch`,

@@ -38,8 +38,11 @@ function waiting.loop(option)
   end
   if option == "block" then return nil end
   if type(option) == "function" then return option end
+  if type(option) == "table" and type(option.anywhere) == "function" and next(option, (next(option))) == nil then
+    return option.anywhere, true
+  end
   if type(option) ~= "string" or not NAMES[option] then
-    core.misuse('loop must be "auto", "block", "cqueues", "luv", "copas", "ngx", "tarantool" or a function' ..
+    core.misuse('loop must be "auto", "block", "cqueues", "luv", "copas", "ngx", "tarantool", a function or { anywhere = function }' ..
                 (type(option) == "string" and (", not %q"):format(option) or ", not a " .. type(option)))
   end
   local ok, loop = pcall(require, "hierlock.loop." .. option)
