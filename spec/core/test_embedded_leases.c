@@ -468,9 +468,8 @@ static void do_up_and_down(void) {
   (void)convert(victim, &subject, false, &token);
 }
 
-/* Another process does it, and stands still before its instruction number `at`. *done: it had done
-   it. */
-static pid_t stopped_at(void (*action)(void), unsigned long at, bool *done) {
+/* Another process is about to do it, and stands still. */
+static pid_t stopped_before(void (*action)(void)) {
   int status;
   pid_t pid = fork();
   assert_true(pid >= 0);
@@ -487,12 +486,23 @@ static pid_t stopped_at(void (*action)(void), unsigned long at, bool *done) {
     _exit(0);
   }
   assert_int_equal(waitpid(pid, &status, 0), pid);
-  for (unsigned long i = 0; i <= at; i++) {
-    assert_int_equal(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    if (!WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP) break;
-  }
-  *done = !WIFSTOPPED(status) || WSTOPSIG(status) != SIGTRAP;
+  return pid;
+}
+
+/* It executes one instruction more. False: it had done it. */
+static bool step(pid_t pid) {
+  int status;
+  assert_int_equal(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  return WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP;
+}
+
+/* Another process does it, and stands still before its instruction number `at`. *done: it had done
+   it. */
+static pid_t stopped_at(void (*action)(void), unsigned long at, bool *done) {
+  pid_t pid = stopped_before(action);
+  *done = false;
+  for (unsigned long i = 0; i <= at && !*done; i++) *done = !step(pid);
   return pid;
 }
 
@@ -513,8 +523,8 @@ static void killed_anywhere(void (*action)(void), void (*before)(hl_session *), 
   if (!TRACES) skip();
   fixture f = begin();
   bool done = false;
-  unsigned long step = stride();
-  for (unsigned long at = (unsigned long)getpid() % step; !done; at += step) {
+  const unsigned long every = stride();
+  for (unsigned long at = (unsigned long)getpid() % every; !done; at += every) {
     hl_lease_terms other = terms_of(9, 60000);
     subject = terms_of(1, 60000);
     if (before) before(f.a);
@@ -569,8 +579,8 @@ static void what_a_killed_conversion_leaves_is_imported(void **state) {
   if (!TRACES) skip();
   fixture f = begin();
   bool done = false;
-  unsigned long step = stride();
-  for (unsigned long at = (unsigned long)getpid() % step; !done; at += step) {
+  const unsigned long every = stride();
+  for (unsigned long at = (unsigned long)getpid() % every; !done; at += every) {
     subject = terms_of(1, 60000);
     update_lease(f.a, &subject);
     murder(stopped_at(do_up_and_down, at, &done));
@@ -605,8 +615,9 @@ static void a_process_stopped_while_it_drops_one_keeps_no_row(void **state) {
   fixture f = begin();
   const hl__shm_table *table = ((hl__embedded_session *)(void *)f.a)->table->space->table;
   bool done = false;
-  unsigned long step = stride(), free_ones = 0;
-  for (unsigned long at = (unsigned long)getpid() % step; !done; at += step) {
+  const unsigned long every = stride();
+  unsigned long free_ones = 0;
+  for (unsigned long at = (unsigned long)getpid() % every; !done; at += every) {
     wanted it;
     subject = terms_of(1, 60000);
     exclusive_before(f.a);
@@ -627,6 +638,29 @@ static void a_process_stopped_while_it_drops_one_keeps_no_row(void **state) {
     give(f.b);
   }
   assert_true(free_ones > 0);
+  end(&f);
+}
+
+/* Any process may set a node aside that a lease has given up. So no list has one. */
+static void a_node_is_free_once_it_is_in_no_list(void **state) {
+  (void)state;
+  if (!TRACES) skip();
+  fixture f = begin();
+  hl__shm_space *space = ((hl__embedded_session *)(void *)f.a)->table->space;
+  uint32_t index;
+  subject = terms_of(1, 60000);
+  assert_int_equal(take_mode(f.b, 1, 1, HL_SHARED), HL_OK); /* so the row stays */
+  assert_int_equal(lease_mode(f.a, 1, 1, HL_SHARED, &subject), HL_OK);
+  const hl__shm_row *row = hl__shm_row_find(space, hl__shm_key(1, 2), false, &index);
+  assert_non_null(row);
+  pid_t pid = stopped_before(do_drop);
+  while (step(pid)) {
+    const hl__shm_node *node = hl__shm_node_at(space, row->holders);
+    for (int i = 0; node && i < 4; i++, node = hl__shm_node_at(space, node->next))
+      assert_int_not_equal(hl__shm_state_of(atomic_load(&node->claim)), HL__FREE);
+  }
+  murder(pid);
+  assert_int_equal(leases(f.b), 0);
   end(&f);
 }
 
@@ -685,6 +719,7 @@ int main(int argc, char **argv) {
       TEST(a_process_killed_while_it_converts_one),
       TEST(what_a_killed_conversion_leaves_is_imported),
       TEST(a_process_stopped_while_it_drops_one_keeps_no_row),
+      TEST(a_node_is_free_once_it_is_in_no_list),
       cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -29,7 +29,8 @@
  *      slot before it is mended (`state` is 0).
  *   6. While no process has the lock of a partition, its index is what its claims say. verify.c, of
  *      the tests, checks that.
- *   7. A process that gives back stores FREE before it grants what that claim kept out.
+ *   7. A process that gives back takes the node out of its list, stores FREE, and only then grants
+ *      what that claim kept out. So no list has a node that another process may set aside.
  *   8. A granted node has `wake` 1 before the lock is given up. Where the sender dies or stops
  *      before it has woken the waiter, the watcher of the waiter's process finds the grant.
  *   9. A chunk keeps its kind for ever. So what is read as a claim was never text.

@@ -260,22 +260,25 @@ void hl__shm_claim_end(hl__shm_space *space, uint32_t index, hl__shm_wakes *wake
   hl__shm_node *node = hl__shm_node_at(space, index);
   const uint64_t claim = atomic_load(&node->claim);
   const unsigned state = hl__shm_state_of(claim), mode = hl__shm_mode_of(claim);
+  const bool linked = state != HL__FREE && state != HL__LOOSE && state != HL__RESERVED;
   const uint32_t at = node->row;
-  hl__shm_row *row = hl__shm_row_at(space, at);
+  hl__shm_row *row = linked ? hl__shm_row_at(space, at) : NULL;
+  if (row && row->key != row_key(hl__shm_key_of(claim))) row = NULL;
+  /* Out of its list first: any process may set a node of slot 0 aside once the claim is FREE, and
+     write its links. */
+  if (row && (state == HL__HELD || state == HL__LEFT))
+    hold_unlink(space, row, index, mode);
+  else if (row)
+    queue_unlink(space, row, index);
   /* The claim is FREE before another session is granted what it kept out. */
   atomic_store_explicit(&node->claim, 0, memory_order_release);
-  if (state == HL__FREE || state == HL__LOOSE || state == HL__RESERVED) return;
-  if (!row || row->key != row_key(hl__shm_key_of(claim))) {
+  if (row) {
+    if (row->first) hl__shm_grant(space, row, wakes);
+    hl__shm_row_drop(space, row, at);
+  } else if (linked) { /* the file was damaged */
     (void)atomic_fetch_add(&space->corrupt, 1);
     hl__shm_rebuild(space, hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim))));
-    return;
   }
-  if (state == HL__HELD || state == HL__LEFT)
-    hold_unlink(space, row, index, mode);
-  else
-    queue_unlink(space, row, index);
-  if (row->first) hl__shm_grant(space, row, wakes);
-  hl__shm_row_drop(space, row, at);
 }
 
 int hl__shm_claim_clear(hl__shm_space *space, uint32_t index, int64_t deadline, hl_error *error) {
