@@ -1,20 +1,22 @@
 /*
  * stress.c - leases and session locks of many processes at random, and a checker of its own.
  *
- *   stress DSN [--seconds=N] [--seed=N] [--processes=N] [--control=COMMAND | --fails-over]
+ *   stress DSN [--seconds=N] [--seed=N] [--processes=N] [--threads=N]
+ *          [--hurry] [--control=COMMAND | --fails-over]
  *
- * On a store that has leases. COMMAND starts and stops its server (spec/support/servers.sh
+ * On a store that has leases. --hurry: workers seldom sleep while they hold a lock, there are more users, and processes are
+ * killed and stopped twenty times as often, which a store without a server can bear. COMMAND starts and stops its server (spec/support/servers.sh
  * control); without it the server is left alone. --fails-over: the caller does something to the
  * servers, as spec/redis_cluster_spec.lua and spec/redis_sentinel_spec.lua do, which run this.
  *
- * Processes acquire, upgrade and downgrade update locks, refresh (often in the last moment,
+ * Processes, each with threads that share a manager, acquire one node or two, upgrade and downgrade update locks, refresh (often in the last moment,
  * sometimes too late), sleep beyond their time, hand over, convert, revoke and forget. They are
  * stopped (also beyond the time of their locks) and killed anywhere; their connections are cut.
  * The server is stopped for a moment. Redis is also killed and started again: with an odd seed
  * it keeps its data, with an even one it has lost them, and grants nothing until its former
  * grants are over. Memcached, which promises nothing after that, is not.
  *
- * Each process notes its results in a shared mapping: from when to when it held which lock, with
+ * Each thread notes its results in a shared mapping: from when to when it held which lock, with
  * which token. An interval begins when the call that granted it, or a refresh, has returned. It
  * lasts to the last moment at which the process *began* to ask whether it still held it, and the
  * answer was yes. A holder whose lease is revoked cannot know: the revoker cuts the holder's
@@ -29,6 +31,7 @@
 #include "hierlock.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -44,11 +47,12 @@
 #define OUTLIVES_MS 500
 
 enum {
-  USERS = 2,
+  USERS_MAX = 16,
   ACCOUNTS = 2,
   RESOURCES = 2,
-  PROCESSES_MAX = 16,
+  WORKERS_MAX = 64, /* threads of all processes */
   NOTES = 120000,
+  NODES = 2, /* in a call */
   TEXTS = 4,
   TEXT_SIZE = 512,
   HOLDERS = 1 << 22
@@ -59,36 +63,42 @@ enum {
 /* In a store of leases only, a killed process keeps a lock without a ttl for so long; ms. */
 #define HOLD_MS 1000
 
-/* The results that a process was told. Written by it alone. */
+/* What a call locks: nodes, all in one mode. */
+typedef struct locked {
+  int8_t n, mode;        /* hl_mode */
+  int8_t path[NODES][3]; /* -1: not so deep */
+} locked;
+
+/* The results that a worker was told. Written by it alone. */
 typedef struct note {
   int64_t from, to; /* ns */
   uint64_t token;
   uint64_t holder; /* the same as long as one handle has it */
-  int8_t path[3];  /* -1: not so deep */
-  int8_t mode;     /* hl_mode */
+  locked nodes;
 } note;
 
 typedef struct text {
   atomic_int busy;
   char text[TEXT_SIZE]; /* "" : none */
   uint64_t holder;
-  int8_t path[3], mode;
+  locked nodes;
 } text;
 
 static struct shared {
   atomic_int stop;
-  atomic_int used[PROCESSES_MAX];
+  atomic_int used[WORKERS_MAX];
   _Atomic uint64_t grants[2], waits, refreshes, late, restored, lost, revoked, imports, converted,
       upgraded, kills, stops, cuts_made, freezes, restarts, connections, holders, failures;
   _Atomic int64_t granted_at, longest_gap; /* ns: without any grant */
   text texts[TEXTS];
   _Atomic int64_t cuts[HOLDERS];   /* when it was taken away, or 0 */
   _Atomic uint64_t heirs[HOLDERS]; /* who has imported it next, or 0 */
-  note notes[PROCESSES_MAX][NOTES];
+  note notes[WORKERS_MAX][NOTES];
 } * shared;
 
 static const char *dsn, *control;
-static bool fails_over;
+static bool fails_over, hurry;
+static int users = 2;
 static const struct hl_store_ops *const stores[] = {
 #ifdef STRESS_MYSQL
     &hl_store_mysql,
@@ -106,7 +116,8 @@ static const struct hl_store_ops *const stores[] = {
     &hl_store_memcached,
 #endif
     NULL};
-static int self; /* which process */
+static _Thread_local int self; /* which worker */
+static int processes = 8, threads = 1;
 
 static bool is_store(const char *name) {
   size_t n = strlen(name);
@@ -122,7 +133,7 @@ static bool leases_only(void) {
 /* Whether it has connections, which are cut. */
 static bool has_server(void) { return !is_store("file") && !is_store("sqlite"); }
 
-static uint64_t random_state;
+static _Thread_local uint64_t random_state;
 
 static uint64_t any(uint64_t below) {
   random_state ^= random_state << 13;
@@ -140,6 +151,11 @@ static int64_t now(void) {
 static void sleep_us(uint64_t us) {
   struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000 * 1000)};
   (void)nanosleep(&t, NULL);
+}
+
+/* As a holder that has something to do. */
+static void dawdle(uint64_t us) {
+  if (!hurry || any(16) == 0) sleep_us(us);
 }
 
 static void add(_Atomic uint64_t *counter) { (void)atomic_fetch_add(counter, 1u); }
@@ -169,15 +185,14 @@ static uint64_t add_holder(void) { return atomic_fetch_add(&shared->holders, 1u)
 
 /* ------------------------------------------------------------------ notes */
 
-static note *note_at(int process, int number) { return &shared->notes[process][number]; }
+static note *note_at(int worker, int number) { return &shared->notes[worker][number]; }
 
 /* A new one; NULL: there is no room, and the process ends. */
-static note *begin(const int8_t path[3], int8_t mode, uint64_t holder, uint64_t token) {
+static note *begin(const locked *nodes, uint64_t holder, uint64_t token) {
   int number = atomic_load(&shared->used[self]);
   if (number >= NOTES) return NULL;
   note *it = note_at(self, number);
-  memcpy(it->path, path, 3);
-  it->mode = mode;
+  it->nodes = *nodes;
   it->holder = holder;
   it->token = token;
   it->to = it->from = now();
@@ -218,23 +233,27 @@ static bool ask(hl_lock *lock, note *it) {
 
 /* ------------------------------------------------------------------ a process */
 
-static void target(hl_plan *plan, int8_t path[3], int8_t *mode, bool updates) {
-  static const int many[] = {USERS, ACCOUNTS, RESOURCES};
-  char names[3][8];
-  hl_id ids[3];
+static void target(hl_plan *plan, locked *nodes, bool updates) {
+  const int many[] = {users, ACCOUNTS, RESOURCES};
   uint64_t dice = any(10);
   int depth = dice < 1 ? 1 : dice < 3 ? 2 : 3;
-  for (int i = 0; i < 3; i++) {
-    path[i] = i < depth ? (int8_t)any((uint64_t)many[i]) : -1;
-    int n = snprintf(names[i], sizeof names[i], "%c%d", "uar"[i], path[i]);
-    ids[i] = (hl_id){names[i], (size_t)n};
-  }
-  *mode = HL_EXCLUSIVE;
+  nodes->mode = HL_EXCLUSIVE;
   if (depth == 3 && any(3) == 0)
-    *mode = HL_SHARED;
+    nodes->mode = HL_SHARED;
   else if (depth == 3 && updates && any(3) == 0)
-    *mode = HL_UPDATE;
-  if (hl_plan_add(plan, ids, (unsigned)depth, (hl_mode)*mode, true, NULL)) abort();
+    nodes->mode = HL_UPDATE;
+  nodes->n = any(4) ? 1 : NODES;
+  for (int node = 0; node < nodes->n; node++) {
+    int8_t *path = nodes->path[node];
+    char names[3][8];
+    hl_id ids[3];
+    for (int i = 0; i < 3; i++) {
+      path[i] = i < depth ? (int8_t)any((uint64_t)many[i]) : -1;
+      int n = snprintf(names[i], sizeof names[i], "%c%d", "uar"[i], path[i]);
+      ids[i] = (hl_id){names[i], (size_t)n};
+    }
+    if (hl_plan_add(plan, ids, (unsigned)depth, (hl_mode)nodes->mode, true, NULL)) abort();
+  }
 }
 
 /* By it others find its cut. */
@@ -270,8 +289,7 @@ static void publish(const char *exported, const note *it) {
     return;
   (void)strcpy(slot->text, exported);
   slot->holder = it->holder;
-  memcpy(slot->path, it->path, 3);
-  slot->mode = it->mode;
+  slot->nodes = it->nodes;
   atomic_store(&slot->busy, 0);
 }
 
@@ -293,7 +311,7 @@ static void import(hl_manager *manager) {
     if (status != HL_OK) {
       slot->text[0] = '\0';
       /* A holder since then has upgraded it. */
-      bool other = status == HL_EMISMATCH && slot->mode == HL_UPDATE;
+      bool other = status == HL_EMISMATCH && slot->nodes.mode == HL_UPDATE;
       if (status != HL_ELOST && !other) add_failure("import", status, &error);
     }
   }
@@ -302,7 +320,7 @@ static void import(hl_manager *manager) {
     return;
   }
   add(&shared->imports);
-  note *it = begin(slot->path, slot->mode, holder, hl_lock_token(lock));
+  note *it = begin(&slot->nodes, holder, hl_lock_token(lock));
   slot->holder = holder;
   atomic_store(&slot->busy, 0);
   if (it) use(manager, lock, it, options.ttl);
@@ -313,14 +331,16 @@ static void import(hl_manager *manager) {
 static note *convert(hl_lock *lock, note *it, bool updates) {
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
-  bool upgrades = it->mode == HL_UPDATE;
+  locked nodes = it->nodes;
+  bool upgrades = nodes.mode == HL_UPDATE;
   if (!updates || any(2)) return it;
   (void)ask(lock, it);
   options.timeout = any(2) ? (int64_t)any(60) : 0;
   int status = upgrades ? hl_lock_upgrade(lock, &options, &error) : hl_lock_downgrade(lock, &error);
   if (status == HL_OK) {
     if (upgrades) add(&shared->upgraded);
-    return begin(it->path, upgrades ? HL_EXCLUSIVE : HL_UPDATE, it->holder, hl_lock_token(lock));
+    nodes.mode = upgrades ? HL_EXCLUSIVE : HL_UPDATE;
+    return begin(&nodes, it->holder, hl_lock_token(lock));
   }
   if (status == HL_TIMEOUT || (status == HL_EUNSUPPORTED && !upgrades)) return it;
   if (status != HL_ELOST && status != HL_DEADLOCK)
@@ -329,23 +349,23 @@ static note *convert(hl_lock *lock, note *it, bool updates) {
 }
 
 static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
-  bool lease = ttl > 0, updates = it->mode == HL_UPDATE;
+  bool lease = ttl > 0, updates = it->nodes.mode == HL_UPDATE;
   hl_error error;
   for (uint64_t turns = any(4); turns > 0; turns--) {
     it = convert(lock, it, updates);
     if (!it) return;
     (void)ask(lock, it);
-    if (ttl >= OUTLIVES_MS) sleep_us(any((uint64_t)ttl * 500));
+    if (ttl >= OUTLIVES_MS) dawdle(any((uint64_t)ttl * 500));
     switch (any(16)) {
-    case 0: sleep_us(any(800)); break;
-    case 1: sleep_us(any((uint64_t)(lease ? ttl : 10) * 1300)); break; /* too long */
+    case 0: dawdle(any(800)); break;
+    case 1: dawdle(any((uint64_t)(lease ? ttl : 10) * 1300)); break; /* too long */
     case 5: /* the same, where the store has made more of the ttl */
       if (lease && any(8) == 0 && hl_lock_remaining(lock) < 4000)
-        sleep_us(any((uint64_t)hl_lock_remaining(lock) * 1300 + 1));
+        dawdle(any((uint64_t)hl_lock_remaining(lock) * 1300 + 1));
       break;
     case 2: /* up to the last moment */
       if (lease && hl_lock_remaining(lock) > 2 && (hl_lock_remaining(lock) < 100 || any(8) == 0))
-        sleep_us((uint64_t)(hl_lock_remaining(lock) - 1 - (int64_t)any(2)) * 1000 + any(2000));
+        dawdle((uint64_t)(hl_lock_remaining(lock) - 1 - (int64_t)any(2)) * 1000 + any(2000));
       break;
     case 3:
       if (!lease && hl_lock_kind(lock) == HL_SESSION) {
@@ -386,7 +406,7 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
       /* Where the lease was over, the time between belongs to no holder. */
       if (!held) {
         add(&shared->restored);
-        it = begin(it->path, it->mode, it->holder, it->token);
+        it = begin(&it->nodes, it->holder, it->token);
         if (!it) return;
       }
     } else if (!held) {
@@ -416,13 +436,13 @@ static void turn(hl_manager *manager) {
   hl_options options = HL_OPTIONS_INIT;
   hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
   hl_lock *lock;
-  static bool refused[2]; /* update locks, as sessions and leases */
-  int8_t path[3], mode;
+  static _Thread_local bool refused[2]; /* update locks, as sessions and leases */
+  locked nodes;
   char owner[32];
   uint64_t holder = add_holder();
   if (!plan) abort();
   bool lease = any(leases_only() ? 12 : 3) != 0;
-  target(plan, path, &mode, !refused[lease]);
+  target(plan, &nodes, !refused[lease]);
   options.timeout = any(4) ? (int64_t)any(120) : 0;
   if (lease) {
     options.ttl = (int64_t)(4 + any(50));
@@ -441,21 +461,45 @@ static void turn(hl_manager *manager) {
     add(&shared->grants[lease]);
     note_grant();
     if (hl_lock_waited(lock) >= 2) add(&shared->waits);
-    note *it = begin(path, mode, holder, hl_lock_token(lock));
+    note *it = begin(&nodes, holder, hl_lock_token(lock));
     if (it) use(manager, lock, it, options.ttl);
     hl_lock_free(lock);
-  } else if (mode == HL_UPDATE && (status == HL_EUNSUPPORTED || status == HL_ENOT_PROVISIONED)) {
+  } else if (nodes.mode == HL_UPDATE &&
+             (status == HL_EUNSUPPORTED || status == HL_ENOT_PROVISIONED)) {
     refused[lease] = true;
   } else if (status != HL_TIMEOUT && status != HL_ELOST) {
     add_failure("acquire", status, &error);
   }
 }
 
-static void process(int which, uint64_t seed) {
+/* Seeds the thread's choices, and works until the end. */
+static void work(hl_manager *manager, int which, uint64_t seed) {
+  self = which;
+  random_state = (seed + (uint64_t)which) * 2654435761u + (uint64_t)getpid() * 40503u + 1;
+  while (!atomic_load(&shared->stop) && atomic_load(&shared->used[self]) < NOTES &&
+         atomic_load(&shared->holders) < HOLDERS - WORKERS_MAX)
+    if (any(12) == 0)
+      import(manager);
+    else
+      turn(manager);
+}
+
+typedef struct worker {
+  hl_manager *manager;
+  int which;
+  uint64_t seed;
+} worker;
+
+static void *run(void *context) {
+  const worker *it = context;
+  work(it->manager, it->which, it->seed);
+  return NULL;
+}
+
+static void process(int first, uint64_t seed) {
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
-  self = which;
-  random_state = seed * 2654435761u + (uint64_t)getpid() * 40503u + 1;
+  random_state = seed + (uint64_t)getpid();
   config.dsn = dsn;
   config.stores = stores;
   if (leases_only()) config.hold_timeout = HOLD_MS;
@@ -470,12 +514,14 @@ static void process(int which, uint64_t seed) {
     }
     sleep_us(20000);
   }
-  while (!atomic_load(&shared->stop) && atomic_load(&shared->used[self]) < NOTES &&
-         atomic_load(&shared->holders) < HOLDERS - PROCESSES_MAX)
-    if (any(12) == 0)
-      import(manager);
-    else
-      turn(manager);
+  pthread_t others[WORKERS_MAX];
+  worker workers[WORKERS_MAX];
+  for (int i = 1; i < threads; i++) {
+    workers[i] = (worker){manager, first + i, seed};
+    if (pthread_create(&others[i], NULL, run, &workers[i])) abort();
+  }
+  work(manager, first, seed);
+  for (int i = 1; i < threads; i++) (void)pthread_join(others[i], NULL);
   hl_manager_close(manager);
   _exit(0);
 }
@@ -493,34 +539,45 @@ static int64_t until(const note *it) {
 }
 
 /* By the rule alone: one path is above the other, or is the same. */
-static bool conflict(const note *a, const note *b) {
+static bool paths_meet(const int8_t a[3], const int8_t b[3], bool weak) {
   for (int i = 0; i < 3; i++) {
-    if (a->path[i] < 0 || b->path[i] < 0) return true; /* one above the other */
-    if (a->path[i] != b->path[i]) return false;
+    if (a[i] < 0 || b[i] < 0) return true; /* one above the other */
+    if (a[i] != b[i]) return false;
   }
-  if (a->mode == HL_UPDATE && b->mode == HL_UPDATE) return true;
-  return a->mode == HL_EXCLUSIVE || b->mode == HL_EXCLUSIVE;
+  return !weak;
+}
+
+static bool conflict(const note *a, const note *b) {
+  const int x = a->nodes.mode, y = b->nodes.mode;
+  const bool weak = x != HL_EXCLUSIVE && y != HL_EXCLUSIVE && !(x == HL_UPDATE && y == HL_UPDATE);
+  for (int i = 0; i < a->nodes.n; i++)
+    for (int j = 0; j < b->nodes.n; j++)
+      if (paths_meet(a->nodes.path[i], b->nodes.path[j], weak)) return true;
+  return false;
 }
 
 static void show(const char *what, const note *it) {
-  printf("%s u%d a%d r%d %s token %016llx holder %llu from %lld to %lld\n", what, it->path[0],
-         it->path[1], it->path[2], hl_mode_name((hl_mode)it->mode), (unsigned long long)it->token,
-         (unsigned long long)it->holder, (long long)it->from, (long long)until(it));
+  printf("%s", what);
+  for (int i = 0; i < it->nodes.n; i++)
+    printf(" u%d a%d r%d", it->nodes.path[i][0], it->nodes.path[i][1], it->nodes.path[i][2]);
+  printf(" %s token %016llx holder %llu from %lld to %lld\n", hl_mode_name((hl_mode)it->nodes.mode),
+         (unsigned long long)it->token, (unsigned long long)it->holder, (long long)it->from,
+         (long long)until(it));
 }
 
-static unsigned check(int processes) {
+static unsigned check(void) {
   size_t n = 0;
   unsigned wrong = 0, backwards = 0;
-  for (int i = 0; i < processes; i++) n += (size_t)atomic_load(&shared->used[i]);
+  for (int i = 0; i < processes * threads; i++) n += (size_t)atomic_load(&shared->used[i]);
   note **all = malloc((n + 1) * sizeof *all), **active = malloc((n + 1) * sizeof *active);
   if (!all || !active) abort();
   n = 0;
-  for (int i = 0; i < processes; i++)
+  for (int i = 0; i < processes * threads; i++)
     for (int j = 0; j < atomic_load(&shared->used[i]); j++) all[n++] = note_at(i, j);
   qsort(all, n, sizeof *all, by_time);
   size_t live = 0;
   /* The last exclusive holder of each path. */
-  note *last[USERS + 1][ACCOUNTS + 1][RESOURCES + 1] = {{{NULL}}};
+  note *last[USERS_MAX + 1][ACCOUNTS + 1][RESOURCES + 1] = {{{NULL}}};
   for (size_t i = 0; i < n; i++) {
     note *it = all[i];
     size_t kept = 0;
@@ -535,11 +592,14 @@ static unsigned check(int processes) {
     live = kept;
     active[live++] = it;
     /* A lease that was taken away before it began says nothing of the order. */
-    if (it->mode != HL_EXCLUSIVE || until(it) <= it->from) continue;
-    note **before = &last[it->path[0] + 1][it->path[1] + 1][it->path[2] + 1];
-    if (*before && (*before)->to < it->from && (*before)->token > it->token && backwards++ < 5)
-      show("token fell:", *before), show("       to:", it);
-    if (!*before || it->token > (*before)->token) *before = it;
+    if (it->nodes.mode != HL_EXCLUSIVE || until(it) <= it->from) continue;
+    for (int node = 0; node < it->nodes.n; node++) {
+      const int8_t *path = it->nodes.path[node];
+      note **before = &last[path[0] + 1][path[1] + 1][path[2] + 1];
+      if (*before && (*before)->to < it->from && (*before)->token > it->token && backwards++ < 5)
+        show("token fell:", *before), show("       to:", it);
+      if (!*before || it->token > (*before)->token) *before = it;
+    }
   }
   printf("%zu intervals: %u times two at once, %u tokens that fell\n", n, wrong, backwards);
   free(all), free(active);
@@ -582,18 +642,18 @@ static unsigned take_everything(void) {
     printf("cannot open in the end: %s\n", error.message);
     return 1;
   }
-  hl_lock *locks[USERS] = {NULL};
+  hl_lock *locks[USERS_MAX] = {NULL};
   if (!fails_over)
-    status = take_users(manager, 0, USERS, &locks[0], &error);
+    status = take_users(manager, 0, users, &locks[0], &error);
   else
     status = HL_OK;
-  for (int i = 0; fails_over && i < USERS && status == HL_OK; i++)
+  for (int i = 0; fails_over && i < users && status == HL_OK; i++)
     status = take_users(manager, i, i + 1, &locks[i], &error);
   if (status)
     printf("something is left behind: %s\n", error.message);
   else
     printf("everything was free %.1f s after the end\n", (double)(now() - begun) / 1e9);
-  for (int i = 0; i < USERS; i++) hl_lock_free(locks[i]);
+  for (int i = 0; i < users; i++) hl_lock_free(locks[i]);
   hl_manager_close(manager);
   return status != HL_OK;
 }
@@ -651,7 +711,7 @@ static void fault(pid_t victim) {
     add(&shared->cuts_made);
   } else if (dice < 50) {
     (void)kill(victim, SIGSTOP);
-    sleep_us(any(any(8) ? 400000 : 2500000));
+    sleep_us(any(any(8) ? 400000 : 2500000) / (hurry ? 20 : 1));
     (void)kill(victim, SIGCONT);
     add(&shared->stops);
   } else {
@@ -665,7 +725,7 @@ static void fault(pid_t victim) {
 static pid_t start(int which, uint64_t seed) {
   (void)fflush(stdout);
   pid_t pid = fork();
-  if (pid == 0) process(which, seed);
+  if (pid == 0) process(which * threads, seed);
   return pid;
 }
 
@@ -697,7 +757,7 @@ static void report(void) {
 }
 
 /* Starts ended processes anew. *died: the number that should not have ended. False: one is full. */
-static bool tend(pid_t *pids, int processes, uint64_t seed, unsigned *died) {
+static bool tend(pid_t *pids, uint64_t seed, unsigned *died) {
   bool goes_on = true;
   for (int i = 0; i < processes; i++) {
     int status;
@@ -709,8 +769,9 @@ static bool tend(pid_t *pids, int processes, uint64_t seed, unsigned *died) {
       printf("process %d ended with status %x\n", i, (unsigned)status);
     }
     for (int j = 0; j < TEXTS; j++) { /* the texts that it was using */
-      int its = i + 1;
-      (void)atomic_compare_exchange_strong(&shared->texts[j].busy, &its, 0);
+      int its = atomic_load(&shared->texts[j].busy);
+      if (its > i * threads && its <= (i + 1) * threads)
+        (void)atomic_compare_exchange_strong(&shared->texts[j].busy, &its, 0);
     }
     pids[i] = start(i, seed + any(1000000));
   }
@@ -718,7 +779,7 @@ static bool tend(pid_t *pids, int processes, uint64_t seed, unsigned *died) {
 }
 
 int main(int argc, char **argv) {
-  int seconds = 30, processes = 8;
+  int seconds = 30;
   uint64_t seed = (uint64_t)time(NULL);
   for (int i = 1; i < argc; i++) {
     const char *equals = strchr(argv[i], '='), *given = equals ? equals + 1 : "";
@@ -730,35 +791,40 @@ int main(int argc, char **argv) {
       seed = strtoull(given, NULL, 0);
     else if (strncmp(argv[i], "--processes=", 12) == 0)
       processes = atoi(given);
+    else if (strncmp(argv[i], "--threads=", 10) == 0)
+      threads = atoi(given);
     else if (strncmp(argv[i], "--control=", 10) == 0)
       control = *given ? given : NULL;
+    else if (strcmp(argv[i], "--hurry") == 0)
+      hurry = true, users = USERS_MAX;
     else if (strcmp(argv[i], "--fails-over") == 0)
       fails_over = true;
     else if (strncmp(argv[i], "--admin=", 8) != 0)
       return 2;
   }
-  if (!dsn || processes < 1 || processes > PROCESSES_MAX) return 2;
+  if (!dsn || processes < 1 || threads < 1 || processes > WORKERS_MAX / threads) return 2;
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (shared == MAP_FAILED) return 2;
   random_state = seed + 88172645463325252u;
   const struct sigaction cuts = {.sa_handler = cut_connections, .sa_flags = SA_RESTART};
   (void)sigaction(SIGUSR1, &cuts, NULL);
-  printf("seed %llu, %d processes, %d s\n", (unsigned long long)seed, processes, seconds);
+  printf("seed %llu, %d processes of %d threads, %d s\n", (unsigned long long)seed, processes,
+         threads, seconds);
   if (is_restarted()) {
     if (seed % 2)
       (void)setenv("HIERLOCK_SERVER_OPTIONS", "--appendonly yes --appendfsync always", 1);
     printf("the server %s\n", seed % 2 ? "keeps its data" : "forgets all when it is restarted");
     if (server("restart")) return 2;
   }
-  pid_t pids[PROCESSES_MAX];
+  pid_t pids[WORKERS_MAX];
   for (int i = 0; i < processes; i++) pids[i] = start(i, seed + (uint64_t)i);
   int64_t begun = now(), told = begun, end = begun + (int64_t)seconds * 1000000000;
   unsigned died = 0;
   while (now() < end) {
-    sleep_us((rarely() + 1) / 2 * (50000 + any(200000)));
+    sleep_us((rarely() + 1) / 2 * (50000 + any(200000)) / (hurry ? 20 : 1));
     fault(pids[any((uint64_t)processes)]);
-    if (!tend(pids, processes, seed, &died)) end = 0;
+    if (!tend(pids, seed, &died)) end = 0;
     if (now() - told < INT64_C(5000000000)) continue;
     told = now();
     progress(begun);
@@ -769,7 +835,7 @@ int main(int argc, char **argv) {
     (void)waitpid(pids[i], &status, 0);
   }
   report();
-  unsigned wrong = check(processes) + died + (unsigned)shared->failures;
+  unsigned wrong = check() + died + (unsigned)shared->failures;
   wrong += take_everything();
   printf("seed %llu: %s\n", (unsigned long long)seed, wrong ? "FAILED" : "no violation");
   return wrong ? 1 : 0;
