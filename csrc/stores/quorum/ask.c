@@ -24,6 +24,10 @@ bool hl__ask_makes(const hl__quorum_ask *ask) {
   return ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_ADOPT;
 }
 
+bool hl__ask_grants(const hl__quorum_ask *ask) {
+  return ask->kind == HL__ASK_JOIN || hl__ask_makes(ask) || ask->kind == HL__ASK_REFRESH;
+}
+
 bool hl__ask_converts(const hl__quorum_ask *ask) {
   return ask->kind == HL__ASK_UPGRADE || ask->kind == HL__ASK_DOWNGRADE;
 }
@@ -202,6 +206,8 @@ void hl__ask_done(hl__quorum_ask *ask) {
 
 void hl__ask_give(hl__quorum_ask *ask) {
   hl__quorum_member *member = ask->member;
+  if (hl__ask_grants(ask)) member->needed++;
+  ask->number = member->needed;
   if (hl__ask_makes(ask)) ask->lease->at[member->number].making++;
   if (ask->kind == HL__ASK_DROP) ask->lease->at[member->number].dropping++;
   if (hl__ask_converts(ask)) ask->lease->at[member->number].converting++;

@@ -419,7 +419,8 @@ static void presence_renew(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl_session *session;
   bool used;
   if (!hl__presence_is_due(ask) || session_get(member, &session, &used, NULL)) return;
-  if (hl__presence_renew(ask, session) == HL_ECONNECTION)
+  /* Meanwhile another thread may have renewed it, or the end of the presence came. */
+  if (hl__presence_is_due(ask) && hl__presence_renew(ask, session) == HL_ECONNECTION)
     session_close(member, session);
   else
     session_put(member, session);

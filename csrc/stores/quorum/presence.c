@@ -14,7 +14,9 @@
  * A presence ends no earlier than the leases of its process. While it stands, its process renews
  * it, and does not look. So a program with another list cannot disturb the process.
  *
- * A process whose presence has ended, or was lost, is a newcomer at that member.
+ * A process whose presence has ended, or was lost, is a newcomer at that member. The end of a
+ * presence comes late where a member is slow, or has to be asked again. So it says which presence
+ * it ends, and ends none that a later question needs.
  *
  * A process looks when it reaches a member first. Until then the member has granted nothing.
  */
@@ -205,27 +207,29 @@ static int join(hl__quorum_ask *ask, hl_session *session, bool anew)
   return status;
 }
 
-static bool grants(const hl__quorum_ask *ask) {
-  return ask->kind == HL__ASK_JOIN || ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_ADOPT ||
-         ask->kind == HL__ASK_REFRESH;
-}
-
 bool hl__presence_stands(const hl__quorum_member *member) {
   return member->present_till > hl__boot_ms();
+}
+
+/* HL_OK: the ask names the presence, which this process does without from now on. HL_CANCELLED: there
+   is none, or a later question needs it, and would grant a lease beside none. */
+static int part(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_member *member = ask->member;
+  if (ask->terms.turn) return HL_OK; /* it is asked again: a newer one may be there */
+  if (ask->number != member->needed) return HL_CANCELLED;
+  ask->terms = member->presence;
+  member->presence.turn = 0;
+  member->present_till = 0;
+  return ask->terms.turn ? HL_OK : HL_CANCELLED;
 }
 
 int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
   hl__quorum_member *member = ask->member;
   hl__quorum_store *store = member->store;
-  if (!grants(ask) && ask->kind != HL__ASK_PART) return HL_OK;
+  if (!hl__ask_grants(ask) && ask->kind != HL__ASK_PART) return HL_OK;
   while (member->joins) hl__cond_wait(&member->opened, &store->mutex, HL_FOREVER);
+  if (ask->kind == HL__ASK_PART) return part(ask);
   bool stands = hl__presence_stands(member);
-  if (ask->kind == HL__ASK_PART) {
-    ask->terms = member->presence;
-    member->presence.turn = 0;
-    member->present_till = 0;
-    return ask->terms.turn ? HL_OK : HL_CANCELLED;
-  }
   int status = hl__quorum_stopped(store, &ask->error);
   if (status || store->closing) return status;
   if (ask->ttl > store->longest) store->longest = ask->ttl;
@@ -238,7 +242,8 @@ int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
 
 bool hl__presence_is_due(const hl__quorum_ask *ask) {
   const hl__quorum_member *member = ask->member;
-  return grants(ask) && !member->joins && !member->store->closing && hl__presence_stands(member) &&
+  return hl__ask_grants(ask) && !member->joins && !member->store->closing &&
+         hl__presence_stands(member) &&
          member->present_till - hl__boot_ms() < member->store->longest + SLACK_MS / 2;
 }
 

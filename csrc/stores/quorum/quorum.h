@@ -99,7 +99,7 @@ typedef struct hl__quorum_lease {
 typedef enum hl__quorum_kind {
   HL__ASK_OPEN, /* connects, and looks who is there */
   HL__ASK_JOIN, /* presence.c: is there from now on */
-  HL__ASK_PART, /* is not any more */
+  HL__ASK_PART, /* is not any more, unless a later question needs the presence */
   HL__ASK_TAKE,
   HL__ASK_ADOPT,
   HL__ASK_REFRESH,
@@ -148,6 +148,7 @@ struct hl__quorum_ask {
   hl_lease_terms terms;
   int64_t ttl, deadline;
   uint64_t token;
+  uint64_t number;        /* of the member, when it was given: see `needed` */
   hl__quorum_rows *rows;  /* to be locked, or to be converted; NULL: those shown */
   hl__quorum_rows *shown; /* what the record has then */
   bool try_once, gives_way;
@@ -191,6 +192,7 @@ struct hl__quorum_member {
   hl_lease_terms presence; /* turn is 0: there is none */
   int64_t present_till;    /* so long it stands; hl__boot_ms; 0: not */
   bool joins;              /* a thread looks, or writes it */
+  uint64_t needed;         /* so many questions were given that need it */
 };
 
 struct hl__quorum_store {
@@ -266,6 +268,8 @@ void hl__ask_unref(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 void hl__ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 /* Whether the question makes a record. */
 bool hl__ask_makes(const hl__quorum_ask *ask);
+/* Whether the question may grant or prolong something: it needs the presence. */
+bool hl__ask_grants(const hl__quorum_ask *ask);
 /* Whether the question changes the mode of a record. */
 bool hl__ask_converts(const hl__quorum_ask *ask);
 /* Keeps a grant without a listener. False: the thread has to give it back. */

@@ -1,0 +1,313 @@
+/*
+ * test_quorum.c - a quorum through its hl_store_ops, where the order of what its threads do is
+ * what matters. Its members are embedded stores. Some are behind a gate: the test says when a call
+ * to them goes on.
+ */
+#include "clock.h"
+#include "hierlock.h"
+#include "store.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "leftovers.h"
+
+#include <ftw.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* For how long something must stay as it is before it is believed to stay. */
+#define STAYS_MS 100
+#define PATIENCE_MS 20000
+#define LONG_MS 60000
+
+static const hl_store_ops *const ops = &hl_store_quorum;
+static hl_layout *layout;
+static char directory[64];
+
+static void sleep_ms(int64_t ms) {
+  struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+  (void)nanosleep(&t, NULL);
+}
+
+#define WAIT_UNTIL(condition)                                                                      \
+  do {                                                                                             \
+    int64_t end_ = hl__now_ms() + PATIENCE_MS;                                                     \
+    while (!(condition) && hl__now_ms() < end_) sleep_ms(1);                                       \
+    if (!(condition)) {                                                                            \
+      (void)fprintf(stderr, "in vain: %s\n", #condition);                                          \
+      abort();                                                                                     \
+    }                                                                                              \
+  } while (0)
+
+/* ------------------------------------------------------- a member behind a gate */
+
+/* A closed gate stops the first call that comes, until it is opened. Later calls pass. */
+typedef struct gate {
+  atomic_bool closed, reached;
+} gate;
+
+static gate settles;       /* before a session is used again */
+static gate ends;          /* before a presence is dropped */
+static atomic_bool cuts;   /* the answer to that drop does not come */
+static hl_store_ops gated; /* the embedded store, in directories named gated-... */
+static hl_lease_ops gated_leases;
+
+static void gate_pass(gate *self) {
+  bool closed = true;
+  if (!atomic_load(&self->closed) || atomic_exchange(&self->reached, true)) return;
+  while (closed) {
+    sleep_ms(1);
+    closed = atomic_load(&self->closed);
+  }
+}
+
+static void gate_close(gate *self) {
+  atomic_store(&self->reached, false);
+  atomic_store(&self->closed, true);
+}
+
+static void gate_open(gate *self) { atomic_store(&self->closed, false); }
+
+static int gated_settle(hl_session *session, int64_t deadline, hl_error *error) {
+  gate_pass(&settles);
+  return hl_store_file.settle(session, deadline, error);
+}
+
+static int (*file_drop)(hl_session *, const hl_lease_terms *, bool, int64_t, hl_error *);
+
+static int gated_drop(hl_session *session, const hl_lease_terms *terms, bool confirm,
+                      int64_t deadline, hl_error *error) {
+  if (!hl__is_presence(terms->id)) return file_drop(session, terms, confirm, deadline, error);
+  gate_pass(&ends);
+  int status = file_drop(session, terms, confirm, deadline, error);
+  return atomic_exchange(&cuts, false) ? HL_ECONNECTION : status;
+}
+
+static int gated_open(const hl_store_config *config, hl_store **store, hl_error *error) {
+  int status = hl_store_file.open(config, store, error);
+  if (status) return status;
+  gated_leases = *(*store)->leases;
+  file_drop = gated_leases.drop;
+  gated_leases.drop = gated_drop;
+  (*store)->leases = &gated_leases;
+  return HL_OK;
+}
+
+/* -------------------------------------------------------------------- a quorum */
+
+static int find(const hl_store_config *config, const char *dsn, const hl_store_ops **found,
+                hl_error *error) {
+  (void)config, (void)error;
+  *found = strstr(dsn, "/gated-") ? &gated : &hl_store_file;
+  return HL_OK;
+}
+
+typedef struct opened {
+  hl_dsn dsn;
+  hl_store_config config;
+  hl_store *store;
+} opened;
+
+/* list: the members' names. */
+static int open_quorum(opened *self, const char *list, hl_error *error) {
+  char dsn[512] = "quorum:majority", names[128], *rest = names;
+  size_t used = strlen(dsn);
+  (void)snprintf(names, sizeof names, "%s", list);
+  for (char *name; (name = strtok_r(rest, " ", &rest));)
+    used += (size_t)snprintf(dsn + used, sizeof dsn - used, ";file:%s/%s", directory, name);
+  memset(self, 0, sizeof *self);
+  assert_int_equal(hl_dsn_parse(dsn, ops->parse, &self->dsn, error), HL_OK);
+  self->config = (hl_store_config){.dsn = &self->dsn,
+                                   .layout = layout,
+                                   .timeout = PATIENCE_MS,
+                                   .hold_timeout = LONG_MS,
+                                   .application = "test",
+                                   .host = "here",
+                                   .pid = getpid(),
+                                   .find = find};
+  int status = ops->open(&self->config, &self->store, error);
+  if (status) hl_dsn_dispose(&self->dsn);
+  if (status && status != HL_EMISMATCH) (void)fprintf(stderr, "open: %s\n", error->message);
+  return status;
+}
+
+static void close_quorum(opened *self) {
+  ops->close(self->store);
+  hl_dsn_dispose(&self->dsn);
+}
+
+static hl_session *session_new(hl_store *store) {
+  hl_session *session;
+  assert_int_equal(ops->session_open(store, HL_FOREVER, &session, NULL), HL_OK);
+  return session;
+}
+
+static hl_lease_terms lease_named(const char *name) {
+  hl_lease_terms terms = {.ttl = LONG_MS, .turn = 1, .owner = "owner"};
+  (void)snprintf((char *)terms.id, sizeof terms.id, "%s", name);
+  (void)snprintf((char *)terms.holder, sizeof terms.holder, "%s", name);
+  return terms;
+}
+
+static int take(hl_session *session, hl_lease_terms *terms) {
+  const hl_row row = {.level = 0, .bucket = 7, .mode = HL_EXCLUSIVE, .root = 7};
+  const hl_request request = {.rows = &row,
+                              .n = 1,
+                              .recorded = &row,
+                              .recorded_n = 1,
+                              .lease = terms,
+                              .deadline = hl__now_ms() + PATIENCE_MS,
+                              .path = "u1",
+                              .mode = HL_EXCLUSIVE};
+  hl_grant grant = {0};
+  hl_error error;
+  int status = ops->take(session, &request, &grant, &error);
+  terms->place = grant.place;
+  terms->token = grant.token;
+  return status;
+}
+
+static void drop(hl_session *session, const hl_lease_terms *terms) {
+  int64_t deadline = hl__now_ms() + PATIENCE_MS;
+  assert_int_equal(session->store->leases->drop(session, terms, true, deadline, NULL), HL_OK);
+  assert_int_equal(ops->settle(session, deadline, NULL), HL_OK);
+}
+
+static void count(void *context, const hl_holder *holder) {
+  (void)holder;
+  ++*(unsigned *)context;
+}
+
+/* How many records the member has: of leases, or of presences. */
+static unsigned records(const char *member, bool presences) {
+  static const hl_row presence = {
+      .bucket = HL__PRESENCE_BUCKET, .mode = HL_EXCLUSIVE, .root = HL__PRESENCE_BUCKET};
+  static const hl_row row = {.level = 0, .bucket = 7, .mode = HL_EXCLUSIVE, .root = 7};
+  const hl_lease_filter filter = {.rows = presences ? &presence : &row, .n = 1};
+  char path[128], text[160];
+  unsigned n = 0;
+  hl_dsn dsn;
+  hl_store *store;
+  (void)snprintf(path, sizeof path, "%s/%s", directory, member);
+  (void)snprintf(text, sizeof text, "file:%s", path);
+  assert_int_equal(hl_dsn_parse(text, hl_store_file.parse, &dsn, NULL), HL_OK);
+  hl_store_config config = {
+      .dsn = &dsn, .layout = layout, .application = "test", .host = "here", .pid = getpid()};
+  assert_int_equal(hl_store_file.open(&config, &store, NULL), HL_OK);
+  hl_session *session;
+  assert_int_equal(hl_store_file.session_open(store, HL_FOREVER, &session, NULL), HL_OK);
+  assert_int_equal(
+      store->leases->list(session, &filter, count, &n, hl__now_ms() + PATIENCE_MS, NULL), HL_OK);
+  hl_store_file.session_close(session);
+  hl_store_file.close(store);
+  hl_dsn_dispose(&dsn);
+  return n;
+}
+
+/* -------------------------------------------------------------------- presences */
+
+/* The program has a lease at c again. A program with another list that has c must be refused. */
+static void other_list_is_refused(void) {
+  opened other;
+  hl_error error;
+  WAIT_UNTIL(records("gated-c", false) == 1);
+  for (int64_t end = hl__now_ms() + STAYS_MS; hl__now_ms() < end; sleep_ms(5))
+    assert_int_equal(records("gated-c", true), 1);
+  assert_int_equal(open_quorum(&other, "gated-c d e", &error), HL_EMISMATCH);
+}
+
+/* Closes the last session, which ends the presences, and begins anew. */
+static void an_end_that_waits_does_not_end_the_presence_of_a_newer_lease(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "a b gated-c", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms first = lease_named("first"), second = lease_named("second");
+  assert_int_equal(take(session, &first), HL_OK);
+  drop(session, &first);
+  WAIT_UNTIL(records("gated-c", false) == 0);
+  gate_close(&settles);
+  ops->session_close(session);
+  WAIT_UNTIL(atomic_load(&settles.reached));
+  session = session_new(quorum.store);
+  assert_int_equal(take(session, &second), HL_OK);
+  WAIT_UNTIL(records("gated-c", false) == 1);
+  gate_open(&settles);
+  other_list_is_refused();
+  drop(session, &second);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(records("gated-c", true) == 0);
+}
+
+static void an_end_that_is_repeated_does_not_end_a_newer_presence(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "a b gated-c", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms first = lease_named("first"), second = lease_named("second");
+  assert_int_equal(take(session, &first), HL_OK);
+  drop(session, &first);
+  WAIT_UNTIL(records("gated-c", false) == 0);
+  gate_close(&ends);
+  atomic_store(&cuts, true);
+  ops->session_close(session);
+  WAIT_UNTIL(atomic_load(&ends.reached));
+  session = session_new(quorum.store);
+  assert_int_equal(take(session, &second), HL_OK);
+  WAIT_UNTIL(records("gated-c", false) == 1);
+  gate_open(&ends);
+  WAIT_UNTIL(!atomic_load(&cuts));
+  WAIT_UNTIL(records("gated-c", true) <= 1);
+  other_list_is_refused();
+  drop(session, &second);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(records("gated-c", true) == 0);
+}
+
+/* ------------------------------------------------------------------------ begin */
+
+static int entry_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw) {
+  (void)st, (void)kind, (void)ftw;
+  return remove(path);
+}
+
+static int test_begin(void **state) {
+  (void)state;
+  (void)snprintf(directory, sizeof directory, "/tmp/hierlock-quorum-XXXXXX");
+  return mkdtemp(directory) ? 0 : -1;
+}
+
+static int test_end(void **state) {
+  (void)state;
+  return nftw(directory, entry_remove, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, test_begin, test_end)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(an_end_that_waits_does_not_end_the_presence_of_a_newer_lease),
+      TEST(an_end_that_is_repeated_does_not_end_a_newer_presence),
+      cmocka_unit_test(nothing_is_left),
+  };
+  if (hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK) return 1;
+  gated = hl_store_file;
+  gated.open = gated_open;
+  gated.settle = gated_settle;
+  int failed = cmocka_run_group_tests_name("the quorum", tests, NULL, NULL);
+  hl_layout_unref(layout);
+  return failed;
+}
