@@ -367,16 +367,16 @@ static void a_lease_is_converted_in_one_step(void **state) {
   assert_false(atomic_load(&it.done));
   hl__shm_give_back(b, 0);
   assert_int_equal(waiter_end(&it), HL_OK);
-  assert_int_equal(hl__shm_lease_convert(space, lease, &up, INT64_MAX, &fault), HL_OK);
+  assert_int_equal(hl__shm_lease_convert(space, lease, stamp, &up, INT64_MAX, &fault), HL_OK);
   hl__shm_give_back(a, 0);
   assert_int_equal(take_one(b, row(2, 3, S), 0), HL_TIMEOUT);
   waiter sharer = {.session = b, .row = down, .ms = PATIENCE_MS};
   waiter_start(&sharer);
-  assert_int_equal(hl__shm_lease_convert(space, lease, &down, INT64_MAX, &fault), HL_OK);
+  assert_int_equal(hl__shm_lease_convert(space, lease, stamp, &down, INT64_MAX, &fault), HL_OK);
   assert_int_equal(waiter_end(&sharer), HL_OK);
   hl__shm_give_back(b, 0);
   hl_row none = row(1, 77, S);
-  assert_int_equal(hl__shm_lease_convert(space, lease, &none, INT64_MAX, &fault), HL_ELOST);
+  assert_int_equal(hl__shm_lease_convert(space, lease, stamp, &none, INT64_MAX, &fault), HL_ELOST);
   assert_true(hl__shm_lease_end(space, lease, stamp, 0));
 }
 

@@ -641,6 +641,62 @@ static void a_process_stopped_while_it_drops_one_keeps_no_row(void **state) {
   end(&f);
 }
 
+static void go_on(pid_t pid) {
+  int status;
+  assert_int_equal(ptrace(PTRACE_CONT, pid, NULL, NULL), 0);
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  assert_true(WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
+}
+
+/* A lease ends while a process works on it, and another lease takes the row. What that process does
+   then is not done to the other lease. */
+static void another_lease_is_left_alone(void (*action)(void), void (*before)(hl_session *)) {
+  if (!TRACES) skip();
+  fixture f = begin();
+  hl__shm_space *space = ((hl__embedded_session *)(void *)f.a)->table->space;
+  bool done = false;
+  const unsigned long every = stride();
+  unsigned long others = 0;
+  for (unsigned long at = (unsigned long)getpid() % every; !done; at += every) {
+    hl_lease_terms other = terms_of(9, 2000000);
+    subject = terms_of(1, 60000);
+    before(f.a);
+    const uint32_t place = (uint32_t)subject.place;
+    hl__shm_lease *record = hl__shm_lease_at(space, place);
+    pid_t pid = stopped_at(action, at, &done);
+    const bool busy = atomic_load(&record->busy) != 0;
+    (void)hl__shm_lease_end(space, place, atomic_load(&record->base.stamp), 0);
+    /* Not where the process stands in a partition, or holds the row. */
+    if (lease(f.b, 1, 1, &other) == HL_OK) {
+      int64_t left;
+      if (busy) assert_true(other.place != place);
+      if (!done) go_on(pid);
+      assert_int_equal(take_mode(f.a, 1, 1, HL_SHARED), HL_TIMEOUT);
+      assert_int_equal(f.store->leases->inspect(f.b, &other, soon(), &left, NULL), HL_OK);
+      assert_in_range(left, 1000000, 2000000);
+      assert_int_equal(drop(f.b, &other), HL_OK);
+      others += busy;
+    }
+    murder(pid);
+    wanted it;
+    want(&it, 1, ROWS, HL_EXCLUSIVE)->try_once = false;
+    assert_int_equal(ops->take(f.b, &it.request, &it.grant, NULL), HL_OK);
+    give(f.b);
+  }
+  assert_true(others > 0);
+  end(&f);
+}
+
+static void what_converts_a_lease_that_ends_leaves_another_alone(void **state) {
+  (void)state;
+  another_lease_is_left_alone(do_up_and_down, update_before);
+}
+
+static void what_imports_a_lease_that_ends_leaves_another_alone(void **state) {
+  (void)state;
+  another_lease_is_left_alone(do_adopt, exclusive_before);
+}
+
 /* Any process may set a node aside that a lease has given up. So no list has one. */
 static void a_node_is_free_once_it_is_in_no_list(void **state) {
   (void)state;
@@ -719,6 +775,8 @@ int main(int argc, char **argv) {
       TEST(a_process_killed_while_it_converts_one),
       TEST(what_a_killed_conversion_leaves_is_imported),
       TEST(a_process_stopped_while_it_drops_one_keeps_no_row),
+      TEST(what_converts_a_lease_that_ends_leaves_another_alone),
+      TEST(what_imports_a_lease_that_ends_leaves_another_alone),
       TEST(a_node_is_free_once_it_is_in_no_list),
       cmocka_unit_test(nothing_is_left),
   };

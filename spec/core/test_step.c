@@ -87,9 +87,11 @@ static void convert_lease(stepped *it) {
   hl_row up = row(1, 202, X), down = row(1, 202, S);
   const hl_request request = {.rows = &up, .n = 1, .try_once = true};
   (void)hl__shm_take(it->session, &request, stamp_of(it->space, it->lease), &fault);
-  (void)hl__shm_lease_convert(it->space, it->lease, &up, INT64_MAX, &fault);
+  (void)hl__shm_lease_convert(it->space, it->lease, stamp_of(it->space, it->lease), &up, INT64_MAX,
+                              &fault);
   hl__shm_give_back(it->session, 0);
-  (void)hl__shm_lease_convert(it->space, it->lease, &down, INT64_MAX, &fault);
+  (void)hl__shm_lease_convert(it->space, it->lease, stamp_of(it->space, it->lease), &down,
+                              INT64_MAX, &fault);
 }
 static void open_it(stepped *it) { it->space = space_open(); }
 static void take_and_close(stepped *it) {

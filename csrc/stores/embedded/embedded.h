@@ -244,11 +244,13 @@ void hl__shm_lease_forget(hl__shm_space *space, uint32_t lease, uint64_t stamp);
 /* For a waiter: ends a lease on the row of that key whose time is up: 0, and it looks again. Else: when
    the next one ends (hl__shm_boot_ms; INT64_MAX: there is none). */
 int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline);
-/* Changes the mode of the lease's claim of a row, in one step. From a weaker to a stronger mode only
-   while the caller's session holds the row in that mode. HL_OK; HL_ELOST: the lease has no such row;
-   HL_TIMEOUT. */
-int hl__shm_lease_convert(hl__shm_space *space, uint32_t lease, const hl_row *row, int64_t deadline,
-                          hl_error *error);
+/* Changes the mode of the claim of a row that the lease with that stamp has, in one step. From a
+   weaker to a stronger mode only while the caller's session holds the row in that mode. HL_OK;
+   HL_ELOST: the lease has no such row, or has ended; HL_TIMEOUT. */
+int hl__shm_lease_convert(hl__shm_space *space, uint32_t lease, uint64_t stamp, const hl_row *row,
+                          int64_t deadline, hl_error *error);
+/* Whether the process is gone that wrote such a word into `busy` of a lease. */
+bool hl__shm_is_left(const hl__shm_space *space, uint64_t word);
 
 /* ------------------------------------------------- who has what: leased.c */
 

@@ -37,7 +37,9 @@
  *  10. A lease is there while its `end` is not 0. Refresh, drop and expiry are CASes on that word,
  *      so that one of them is first. It and `used` say whose record it is (HL__STAMP_BITS), and
  *      `used` is read before `end`: so no process takes a later lease for the one it has seen.
- *  11. Any number of processes may take the claims of a lease away that is over. Each frees a claim
+ *  11. A record becomes another lease's only while its `busy` is 0, or was left by a dead process;
+ *      `busy` counts only if `used` says, after it was set, that the record is still that lease's.
+ *  12. Any number of processes may take the claims of a lease away that is over. Each frees a claim
  *      only with the lock, and only if it is HELD and its stamp is the lease's. The first goes along
  *      the chain, the others look at all nodes. One frees the record, by a CAS of what it saw.
  *
@@ -272,7 +274,9 @@ typedef struct hl__shm_lease {
   hl__a64 end_unix; /* after a reboot `end` is made of it */
   hl__a64 token;
   hl__a64 pid;
-  hl__a64 busy; /* 0; or slot + 1 of the process that changes what is below */
+  /* 0; or slot + 1:16, the low 16 bits of that slot's generation, and a serial number:32, of the
+     thread that changes what is below. No other lease gets the record meanwhile. */
+  hl__a64 busy;
   hl__a64 id[2];
   hl__a64 secret[2];
   hl__a64 holder[2];

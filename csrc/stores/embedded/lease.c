@@ -55,21 +55,12 @@ typedef struct grip {
   uint64_t word; /* what `busy` is: like no other thread's, and no earlier one */
 } grip;
 
-/* slot + 1:16 | generation of the slot:16 | serial:32 */
+/* As format.h says of `busy`. */
 static uint64_t busy_word(const hl__shm_space *space) {
   static hl__a32 serial;
   uint32_t generation = atomic_load(&space->table->slot[space->me].generation);
   return (uint64_t)(space->me + 1) << 48 | (uint64_t)(generation & 0xFFFFu) << 32 |
          atomic_fetch_add(&serial, 1u);
-}
-
-/* Whether the process has died that wrote the word, and its slot is mended. */
-static bool is_left(const hl__shm_space *space, uint64_t word) {
-  uint32_t slot = (uint32_t)(word >> 48) - 1;
-  if (slot >= HL__SHM_SLOTS) return true;
-  const hl__shm_slot *it = &space->table->slot[slot];
-  return atomic_load(&it->state) == 0 ||
-         (atomic_load(&it->generation) & 0xFFFFu) != (word >> 32 & 0xFFFFu);
 }
 
 static void grip_leave(const grip *self) {
@@ -78,10 +69,13 @@ static void grip_leave(const grip *self) {
   (void)atomic_compare_exchange_strong(&self->lease->busy, &word, 0);
 }
 
-/* Whether the record is a lease, or the note of a revoked one. */
-static bool is_lease(hl__shm_lease *lease) {
-  uint64_t used = atomic_load(&lease->base.used);
+/* Whether the record is the lease with that stamp, or the note that it was revoked. `used` comes
+   first: if `busy` was set before, the record stays that lease's. */
+static bool is_lease(hl__shm_lease *lease, uint64_t stamp) {
+  const uint64_t used = atomic_load(&lease->base.used);
   return (used & HL__LEASE) != 0 && (used & HL__MAKES) == 0 &&
+         (used & ~(UINT64_MAX >> HL__STAMP_BITS)) == hl__shm_used_stamp(stamp) &&
+         atomic_load(&lease->base.stamp) == stamp &&
          (atomic_load(&lease->base.end) != 0 || atomic_load(&lease->revoked) != 0);
 }
 
@@ -95,7 +89,7 @@ static int grip_take(hl__shm_space *space, uint32_t index, uint64_t stamp, int64
   uint64_t seen = 0, whose = 0;
   int64_t since = 0;
   while (!atomic_compare_exchange_strong(&lease->busy, &seen, self->word)) {
-    if (is_left(space, seen)) {
+    if (hl__shm_is_left(space, seen)) {
       if (atomic_compare_exchange_strong(&lease->busy, &seen, self->word)) break;
     } else if (seen != whose) {
       whose = seen;
@@ -109,7 +103,7 @@ static int grip_take(hl__shm_space *space, uint32_t index, uint64_t stamp, int64
     (void)nanosleep(&pause, NULL);
     seen = 0;
   }
-  if (atomic_load(&lease->base.stamp) == stamp && is_lease(lease)) return HL_OK;
+  if (is_lease(lease, stamp)) return HL_OK;
   grip_leave(self);
   return HL__ABSENT;
 }
@@ -126,7 +120,7 @@ static bool is_named_so(hl__shm_space *space, uint32_t index, const uint8_t id[1
   hl__shm_lease *lease = hl__shm_lease_at(space, index);
   if (!lease) return false;
   *stamp = atomic_load(&lease->base.stamp);
-  return is_lease(lease) && hl__embedded_id_is(lease->id, id);
+  return is_lease(lease, *stamp) && hl__embedded_id_is(lease->id, id);
 }
 
 typedef struct search {
@@ -216,12 +210,12 @@ static bool sweep_step(void *context, uint32_t index) {
   sweep *self = context;
   hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
   if (!lease) return true;
-  if (!is_lease(lease)) {
+  const uint64_t stamp = atomic_load(&lease->base.stamp);
+  if (!is_lease(lease, stamp)) {
     /* A process died after it had ended the lease, before it took its claims away. */
-    hl__shm_lease_forget(self->space, index, atomic_load(&lease->base.stamp));
+    hl__shm_lease_forget(self->space, index, stamp);
     return true;
   }
-  uint64_t stamp = atomic_load(&lease->base.stamp);
   uint64_t end = atomic_load(&lease->base.end);
   int64_t end_unix = (int64_t)atomic_load(&lease->end_unix);
   grip it = {0};
@@ -371,7 +365,7 @@ static int rows_convert(const grip *self, const hl_request *request, hl_mode mod
   for (size_t i = 0; i < request->n && status == HL_OK; i++) {
     hl_row row = request->rows[i];
     row.mode = (uint8_t)mode;
-    status = hl__shm_lease_convert(self->space, self->index, &row, deadline, error);
+    status = hl__shm_lease_convert(self->space, self->index, self->stamp, &row, deadline, error);
   }
   return status;
 }
@@ -411,7 +405,12 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
     atomic_store(&session->interrupted, false);
     if (status) return status;
     token = hl__shm_token(it.space);
+    const uint64_t stamp = it.stamp; /* which was not in the session's way */
     status = enter(base, request->lease, at_least(request->deadline), &it, error);
+    if (status == HL_OK && it.stamp != stamp) {
+      status = gone_error(error);
+      grip_leave(&it);
+    }
   }
   if (status == HL_OK) {
     status = record_convert(&it, request, error);

@@ -21,6 +21,36 @@
 
 /* ---------------------------------------------------------- setting aside */
 
+/* Its slot is free, or another process has it: then it is mended. */
+bool hl__shm_is_left(const hl__shm_space *space, uint64_t word) {
+  const uint32_t slot = (uint32_t)(word >> 48) - 1;
+  if (slot >= HL__SHM_SLOTS) return true;
+  const hl__shm_slot *it = &space->table->slot[slot];
+  return atomic_load(&it->state) == 0 ||
+         (atomic_load(&it->generation) & 0xFFFFu) != (word >> 32 & 0xFFFFu);
+}
+
+/* Whether a thread works on the lease that the record was: it stays that lease's so long. */
+static bool is_busy(hl__shm_space *space, hl__shm_lease *lease) {
+  uint64_t word = atomic_load(&lease->busy);
+  return word &&
+         !(hl__shm_is_left(space, word) && atomic_compare_exchange_strong(&lease->busy, &word, 0));
+}
+
+/* Sets a unit of slot 0's aside by `word`, its first one. False: it is not free. */
+static bool common_claim(hl__shm_space *space, enum hl__shm_kind kind, hl__a64 *first,
+                         uint64_t word) {
+  uint64_t none = 0;
+  hl__shm_lease *lease = kind == HL__LEASES ? (void *)first : NULL;
+  if (atomic_load_explicit(first, memory_order_relaxed) ||
+      !atomic_compare_exchange_strong(first, &none, word))
+    return false;
+  /* From here on no thread can begin to work on the earlier lease: `used` is another. */
+  if (!lease || !is_busy(space, lease)) return true;
+  (void)atomic_compare_exchange_strong(first, &word, 0);
+  return false;
+}
+
 /* A free unit of slot 0's chunks of that kind, whose first word is 0, set aside by `word`. 0: no
    space is left. */
 static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_t word) {
@@ -34,10 +64,7 @@ static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_
     for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i += units) {
       const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
       hl__a64 *first = hl__shm_unit(space, at, units);
-      uint64_t none = 0;
-      if (!first || atomic_load_explicit(first, memory_order_relaxed) ||
-          !atomic_compare_exchange_strong(first, &none, word))
-        continue;
+      if (!first || !common_claim(space, kind, first, word)) continue;
       atomic_store(hint, chunk);
       return at;
     }
@@ -52,8 +79,8 @@ uint32_t hl__shm_lease_make(hl__shm_space *space) {
   hl__shm_lease *lease = index ? hl__shm_lease_at(space, index) : NULL;
   if (!lease) return 0;
   hl__a64 *words = (hl__a64 *)(void *)lease;
-  for (size_t i = 1; i < sizeof *lease / sizeof *words; i++) /* all of it but `used` */
-    atomic_store_explicit(&words[i], 0, memory_order_relaxed);
+  for (size_t i = 1; i < sizeof *lease / sizeof *words; i++) /* all of it but `used` and `busy` */
+    if (&words[i] != &lease->busy) atomic_store_explicit(&words[i], 0, memory_order_relaxed);
   atomic_store(&lease->base.stamp, stamp);
   atomic_store(&lease->base.slot, space->me);
   return index;
@@ -270,10 +297,9 @@ void hl__shm_lease_forget(hl__shm_space *space, uint32_t index, uint64_t stamp) 
     (void)atomic_compare_exchange_strong(&lease->base.used, &used, 0);
 }
 
-int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, const hl_row *row, int64_t deadline,
-                          hl_error *error) {
-  hl__shm_lease *lease = hl__shm_lease_at(space, index);
-  const uint64_t stamp = lease ? atomic_load(&lease->base.stamp) : 0;
+int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, uint64_t stamp, const hl_row *row,
+                          int64_t deadline, hl_error *error) {
+  hl__shm_lease *lease = lease_of(space, index, stamp);
   const uint64_t key = hl__shm_key((uint32_t)row->bucket, row->level);
   uint32_t steps = 0;
   for (uint32_t at = lease ? atomic_load(&lease->base.first) : 0; at && steps < STEPS_MAX;
