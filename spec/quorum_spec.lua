@@ -168,6 +168,31 @@ describe("a quorum", function()
     assert(assert(manager:acquire(R1, { timeout = 10 })):release { confirm = true })
   end)
 
+  for _, late in ipairs { "dropped", "granted and given back" } do
+    it(("that its process released is %s late, though the process ends at once"):format(late), function()
+      local peer = support.process(nil)
+      peer:call("handles.manager = assert(hierlock.open(...))", dsns())
+      peer:call [[ assert(assert(handles.manager:acquire({ "u1", "a1", "r2" }, { ttl = 60 })):release { confirm = true }) ]]
+      local acquire = [[ handles.lease = assert(handles.manager:acquire({ "u1", "a1", "r1" }, { ttl = 60 })) ]]
+      if late == "dropped" then
+        peer:call(acquire)
+        support.wait_until(function() return records(3) == 1 end, "its third part")
+        slow(3)
+      else
+        slow(3)
+        peer:call(acquire)
+      end
+      peer:start "assert(handles.lease:release()) os.exit(0)"
+      support.sleep(support.STAYS_BLOCKED)
+      go_on(3)
+      support.wait_until(function()
+        uv.run "nowait"
+        return peer.exited
+      end, "the end of the process")
+      for i = 1, 3 do assert.equal(0, records(i), i) end
+    end)
+  end
+
   it("that was released is made anew nowhere, though a store answers a refresh late that it has lost", function()
     local manager = quorum()
     for _ = 1, 6 do -- the order of what the store is asked at once is chance

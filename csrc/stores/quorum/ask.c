@@ -204,12 +204,28 @@ void hl__ask_done(hl__quorum_ask *ask) {
 
 /* ----------------------------------------------------------- given and left */
 
+/* What the program has released, or does not want, must not stay at a member because the process
+   ends. So exit() waits for such questions, unless the member has not answered others. */
+static void exit_awaits(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  if (ask->awaited || ask->member->suspect) return;
+  ask->awaited = true;
+  hl__exit_await(1);
+}
+
+void hl__ask_end(hl__quorum_ask *ask) {
+  if (ask->awaited) hl__exit_await_end();
+  ask->awaited = false;
+}
+
 void hl__ask_give(hl__quorum_ask *ask) {
   hl__quorum_member *member = ask->member;
   if (hl__ask_grants(ask)) member->needed++;
   ask->number = member->needed;
   if (hl__ask_makes(ask)) ask->lease->at[member->number].making++;
-  if (ask->kind == HL__ASK_DROP) ask->lease->at[member->number].dropping++;
+  if (ask->kind == HL__ASK_DROP) {
+    ask->lease->at[member->number].dropping++;
+    exit_awaits(ask);
+  }
   if (hl__ask_converts(ask)) ask->lease->at[member->number].converting++;
   ask->references++;
   ask->state = HL__ASK_QUEUED;
@@ -227,6 +243,7 @@ void hl__ask_give(hl__quorum_ask *ask) {
     queue_remove(member, ask);
     ask->status = hl__error(&ask->error, HL_BUSY, "cannot start a thread");
     hl__ask_done(ask);
+    hl__ask_end(ask);
     ask->references--;
   }
 }
@@ -249,6 +266,8 @@ void hl__member_suspect(hl__quorum_member *member) { member->suspect = true; }
 
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
   bool takes = hl__ask_makes(ask);
+  if (takes && ask->state != HL__ASK_DONE)
+    exit_awaits(ask); /* the thread may give the grant back */
   if (ask->state == HL__ASK_QUEUED && is_too_many(ask)) unwanted = true;
   ask->unwanted = ask->unwanted || unwanted;
   if (ask->state == HL__ASK_DONE) {
@@ -264,6 +283,7 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
     queue_remove(ask->member, ask);
     ask->status = HL_CANCELLED;
     hl__ask_done(ask);
+    hl__ask_end(ask);
     ask->references--; /* the queue's; the caller's is left */
   } else if (unwanted) {
     ask_interrupt(ask);

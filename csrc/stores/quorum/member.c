@@ -514,6 +514,7 @@ static void *thread_main(void *argument) {
         hl__quorum_mutex_lock(store);
       }
       ask_run(ask);
+      hl__ask_end(ask);
       presence_renew(ask);
       hl__ask_unref(ask);
       if (uses_library) hl__library_leave();

@@ -142,6 +142,7 @@ struct hl__quorum_ask {
   bool interrupted;
   bool stray;          /* its caller has left it, and it goes on */
   bool sent;           /* the member may have it */
+  bool awaited;        /* exit() waits for it, until hl__ask_end */
   hl_session *session; /* while it runs */
   int64_t begun;       /* hl__now_ms */
   /* Constant. */
@@ -266,6 +267,8 @@ hl__quorum_ask *hl__ask_next(hl__quorum_member *member) HL__REQUIRES(hl__quorum_
 void hl__ask_unref(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 /* The thread has the answer, and has cleaned up. */
 void hl__ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+/* Nothing of the question is left to do. */
+void hl__ask_end(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 /* Whether the question makes a record. */
 bool hl__ask_makes(const hl__quorum_ask *ask);
 /* Whether the question may grant or prolong something: it needs the presence. */
