@@ -259,7 +259,7 @@ static void ask_interrupt(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
    in member.c. Takes, imports and conversions stay: a lease has one of them at most. */
 static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   return ask->member->suspect && ask->member->queued > STRAYS && !hl__ask_makes(ask) &&
-         !hl__ask_converts(ask) && ask->kind != HL__ASK_OPEN;
+         !hl__ask_converts(ask) && ask->kind != HL__ASK_OPEN && ask->kind != HL__ASK_PART;
 }
 
 void hl__member_suspect(hl__quorum_member *member) { member->suspect = true; }

@@ -183,11 +183,12 @@ static int members_open(hl__quorum_store *store, hl__quorum_session *session, hl
   return status;
 }
 
-/* Ends the presences. While a lease goes on without us, they stay: they say which list it is of. */
+/* Ends the presences. While a lease goes on without us, they stay: they say which list it is of. A
+   suspect member is asked, too: it may only have been slow, and would keep the presence. */
 static void members_part(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < store->n && !hl__known_goes_on(store); i++) {
     hl__quorum_member *member = &store->members[i];
-    if (member->suspect || (!member->presence.turn && !member->joins)) continue;
+    if (!member->presence.turn && !member->joins) continue;
     hl__quorum_ask *ask = hl__ask_new(member, HL__ASK_PART, NULL, NULL, NULL);
     if (!ask) continue;
     hl__ask_give(ask);
