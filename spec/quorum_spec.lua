@@ -891,6 +891,7 @@ describe("a quorum", function()
     local one, other, heir = quorum(), quorum(), support.process(nil)
     heir:call([[ handles.manager = assert(require("hierlock").open(..., { application = "the heir" })) ]], dsns())
     local text = assert(assert(one:acquire(R1, { ttl = LONG })):export())
+    support.wait_until(function() return records(1) == 1 end, "its first part") -- two parts are a quorum
     fail(1)
     heir:call([[ handles.lease = assert(handles.manager:import(...)) ]], text)
     heir:signal "sigkill" -- so nobody tells the store later
