@@ -503,6 +503,90 @@ static void a_release_does_not_wait_for_a_stopped_process(void **state) {
   assert_int_equal(atomic_load(&space->late_count), 0);
 }
 
+static uint32_t part_of(hl_row it) {
+  return hl__shm_part_of(hl__shm_hash(hl__shm_key((uint32_t)it.bucket, it.level)));
+}
+
+/* The first has a claim in a partition in which the second has died. */
+static void one_of_the_dead_is_in_the_way_of_another_s_mender(void **state) {
+  (void)state;
+  hl_row first[1] = {row(2, 3, X)}, second[1] = {row(2, 4, X)};
+  while (part_of(second[0]) != part_of(first[0])) second[0].bucket++;
+  pid_t one = holder_start(first, 1, false), two = holder_start(second, 1, true);
+  holder_kill(one);
+  holder_kill(two);
+  int64_t begun = hl__now_ms();
+  hl__shm_sweep(space, true, hl__shm_now() + PATIENCE_MS * INT64_C(1000000));
+  assert_true(hl__now_ms() - begun < PATIENCE_MS / 4);
+  assert_int_equal(take_one(a, first[0], 0), HL_OK);
+  assert_int_equal(take_one(b, second[0], 0), HL_OK);
+}
+
+/* What a child has of a row. */
+typedef struct upgrade_seen {
+  uint32_t held, waits;
+} upgrade_seen;
+
+static bool upgrade_see(void *context, const hl__shm_claim_seen *seen) {
+  upgrade_seen *it = context;
+  if (seen->slot == space->me) return true;
+  *(hl__shm_state_of(seen->claim) == HL__HELD ? &it->held : &it->waits) = seen->node;
+  return true;
+}
+
+/* It shares the row with a living session, and waits for it exclusively. Its mender comes upon the
+   claim that it holds before the one that waits. */
+static void a_dead_waiter_is_granted_nothing_by_its_mender(void **state) {
+  (void)state;
+  upgrade_seen it = {0};
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_OK);
+  pid_t pid = fork();
+  if (pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    hl__shm_session *own = session_begin(space_open());
+    hl_row rows[2] = {row(2, 8, S), row(2, 9, S)};
+    (void)take(own, rows, 2, 0);
+    (void)hl__shm_give_back_row(own, &rows[0]); /* so that the next nodes are in this order */
+    hl__shm_give_back(own, 0);
+    (void)take_one(own, row(2, 3, S), 0);
+    (void)take_one(own, row(2, 3, X), PATIENCE_MS);
+    _exit(1);
+  }
+  for (int i = 0; i < PATIENCE_MS && !it.waits; i++) {
+    pause_ms(1);
+    hl__shm_each_claim(space, upgrade_see, &it);
+  }
+  assert_true(it.held && it.held < it.waits);
+  holder_kill(pid);
+  uint64_t handed = atomic_load(&space->handed);
+  hl__shm_sweep(space, true, INT64_MAX);
+  assert_true(atomic_load(&space->handed) == handed);
+  assert_int_equal(take_one(a, row(2, 3, S), 0), HL_OK);
+}
+
+/* A mender that was held up may still be about to break the locks of the last process of a slot. */
+static void a_slot_is_not_taken_while_it_is_mended(void **state) {
+  (void)state;
+  uint32_t slot[2], lowest = 1;
+  while (atomic_load(&space->table->slot[lowest].state)) lowest++;
+  for (int turn = 0; turn < 2; turn++) {
+    if (turn == 0) assert_true(hl__shm_byte_lock(space, HL__SHM_MEND + (off_t)lowest));
+    atomic_store(&between->step, 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+      hl__shm_space *own = space_open();
+      atomic_store(&between->step, own ? (int)own->me : -1);
+      hl__shm_space_unref(own);
+      _exit(0);
+    }
+    (void)waitpid(pid, NULL, 0);
+    slot[turn] = (uint32_t)atomic_load(&between->step);
+    hl__shm_byte_unlock(space, HL__SHM_MEND + (off_t)lowest);
+  }
+  assert_int_not_equal(slot[0], lowest);
+  assert_int_equal(slot[1], lowest);
+}
+
 /* A child that holds a row, and then does something with its descriptors, as `step` grows to 2. */
 static pid_t holder_that(void (*then)(void)) {
   hl_row it = row(2, 3, X);
@@ -847,6 +931,9 @@ int main(int argc, char **argv) {
       IT(a_killed_holder_is_noticed),
       IT(a_stopped_process_inside_is_named),
       IT(a_release_does_not_wait_for_a_stopped_process),
+      IT(one_of_the_dead_is_in_the_way_of_another_s_mender),
+      IT(a_dead_waiter_is_granted_nothing_by_its_mender),
+      IT(a_slot_is_not_taken_while_it_is_mended),
       IT(a_program_without_descriptors_keeps_its_locks),
       IT(a_program_that_executes_another_holds_nothing),
       IT(a_lease_outlives_its_process),

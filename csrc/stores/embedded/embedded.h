@@ -97,9 +97,10 @@ struct hl__shm_space {
   atomic_int gone;      /* enum hl__shm_gone; never HERE again */
   _Atomic int64_t looked;
   hl__a32 holding; /* sessions of stores that hold something */
-  /* Has a dead slot mended (mend.c); for lock.c, which is below it. */
-  void (*mend)(hl__shm_space *space, uint32_t slot, int64_t deadline);
-  pthread_mutex_t mending;
+  /* hl__shm_break; for lock.c, which is below it. */
+  void (*break_locks)(hl__shm_space *space, uint32_t slot);
+  pthread_mutex_t mending;                        /* recursive: see hl__shm_break */
+  uint32_t mends HL__GUARDED_BY(hl__shm_mending); /* the slot; 0: none */
   pthread_mutex_t mutex;
   uint32_t free_node HL__GUARDED_BY(hl__shm_space_mutex);
   uint32_t free_record HL__GUARDED_BY(hl__shm_space_mutex);
@@ -394,8 +395,11 @@ void hl__shm_rebuild(hl__shm_space *space, uint32_t part);
 /* Cleans up after a slot whose process is dead, if no other thread or process does so now. A stopped
    process may hold it up until the deadline; the next call goes on. */
 void hl__shm_mend(hl__shm_space *space, uint32_t slot, int64_t deadline);
-/* Breaks the locks of partitions that the dead process of a slot had, and makes their index anew. The
-   caller has the byte MEND + slot. */
+/* Only breaks the locks of partitions that the dead process of a slot had, and makes their index
+   anew. Never waits. A thread that mends another slot may call it, or what is in its way would be
+   there for ever. */
+void hl__shm_break(hl__shm_space *space, uint32_t slot);
+/* The same for a caller that has the byte MEND + slot. */
 void hl__shm_parts_break(hl__shm_space *space, uint32_t dead);
 /* Looks for dead slots, and mends them, unless some process has just done so (force: in any case). */
 void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline);

@@ -97,7 +97,7 @@ static int grip_take(hl__shm_space *space, uint32_t index, uint64_t stamp, int64
     } else if (hl__left_ms(deadline) == 0) {
       return HL_TIMEOUT;
     } else if (hl__shm_now() - since > DEAD_NS) {
-      space->mend(space, (uint32_t)(seen >> 48) - 1, hl__shm_ns(deadline));
+      hl__shm_mend(space, (uint32_t)(seen >> 48) - 1, hl__shm_ns(deadline));
       since = hl__shm_now();
     }
     (void)nanosleep(&pause, NULL);

@@ -73,7 +73,7 @@ int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline, hl_
     }
     if (now > deadline) return inside_error(space, slot, now - since, error);
     if (now - since > SUSPECT_NS && hl__shm_is_dead(space, slot)) {
-      space->mend(space, slot, deadline);
+      space->break_locks(space, slot);
       whose = 0;
     }
     int64_t until = now + (now - since > PATIENT_NS ? HL__SHM_POLL_NS : SUSPECT_NS);

@@ -4,16 +4,8 @@
  * Why that is sound. A killed process has executed a prefix of its instructions, and each prefix
  * leaves the claims in a state that satisfies invariant 1, as they change one at a time. One mender
  * at a time has the byte MEND + slot, which the kernel frees when the mender dies. No new process
- * gets the slot before `state` is 0. A mender may repeat each of its steps: a claim that is FREE
- * stays FREE.
- *
- * Open, and to be closed before any DSN uses the table (claims.pml names the planted bugs):
- *
- *   - A process takes a slot without its byte MEND, and a mender breaks locks before it looks at
- *     `state`. So a late mender may break the lock of a living process (BUG_OPEN_UNGUARDED).
- *   - A mender frees the claims of a dead process in any order. So a claim that it held may be freed
- *     before one for which it waits, which is then granted beside another's (BUG_HELD_FIRST).
- *   - A thread that mends one slot cannot mend another one that is in its way (BUG_MENDS_ONE).
+ * gets the slot before `state` is 0, nor while a mender has that byte. A mender may repeat each of
+ * its steps: a claim that is FREE stays FREE.
  */
 #include "embedded.h"
 
@@ -45,6 +37,24 @@ static void lease_mend(hl__shm_space *space, uint32_t index, uint32_t dead, int6
     hl__shm_lease_unmake(space, index, deadline);
   else if (used & HL__MAKES && (uint32_t)used == dead) /* it was published */
     (void)atomic_compare_exchange_strong(&lease->base.used, &used, used & ~HL__MAKES);
+}
+
+/* Of the claims of a dead process those that wait are ended first. A wait counts the claims that its
+   session has of the row as its own: if these were ended before it, it would take another session's
+   for them, and be granted beside that. */
+static bool waits_end(hl__shm_space *space, uint32_t dead, int64_t deadline) {
+  const uint32_t chunks = hl__shm_chunks(space);
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    if (atomic_load(&space->table->dir[chunk]) != ((uint32_t)HL__NODES << 24 | dead)) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
+      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
+      const hl__shm_node *node = hl__shm_node_at(space, at);
+      if (node && hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT &&
+          hl__shm_claim_clear(space, at, deadline, NULL) != HL_OK)
+        return false;
+    }
+  }
+  return true;
 }
 
 /* The units of one chunk. False: the deadline has passed. */
@@ -84,6 +94,7 @@ static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
   hl__shm_parts_break(space, dead);
   if (dead == 0 || dead >= HL__SHM_SLOTS || atomic_load(&space->table->slot[dead].state) == 0)
     return;
+  if (!waits_end(space, dead, deadline)) return;
   for (uint32_t chunk = 1; chunk < chunks; chunk++)
     if (!chunk_mend(space, chunk, dead, deadline)) return;
   chunks_free(space, dead);
@@ -91,16 +102,34 @@ static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
   atomic_store(&space->table->slot[dead].state, 0);
 }
 
-HL__UNCHECKED void hl__shm_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
+/* One thread of a process does so at a time, as the bytes are its process'. It may meet a partition
+   that another dead process has locked: only that lock is broken then. */
+HL__UNCHECKED static void dead_do(hl__shm_space *space, uint32_t dead, bool all, int64_t deadline) {
   const off_t byte = HL__SHM_MEND + (off_t)(dead < HL__SHM_SLOTS ? dead : HL__SHM_SLOTS);
   if (pthread_mutex_trylock(&space->mending) != 0) return;
-  if (hl__shm_byte_lock(space, byte)) {
+  const uint32_t outer = space->mends;
+  const bool has = outer && byte == HL__SHM_MEND + (off_t)outer; /* only in a damaged file */
+  if (has || hl__shm_byte_lock(space, byte)) {
     /* Behind both: were the descriptor another file's by now, neither would mean anything. */
-    if (hl__shm_is_dead(space, dead) && hl__shm_touchable(space)) slot_mend(space, dead, deadline);
-    hl__shm_byte_unlock(space, byte);
+    if (hl__shm_is_dead(space, dead) && hl__shm_touchable(space)) {
+      if (all && !outer) {
+        space->mends = dead;
+        slot_mend(space, dead, deadline);
+        space->mends = 0;
+      } else {
+        hl__shm_parts_break(space, dead);
+      }
+    }
+    if (!has) hl__shm_byte_unlock(space, byte);
   }
   (void)pthread_mutex_unlock(&space->mending);
 }
+
+void hl__shm_mend(hl__shm_space *space, uint32_t slot, int64_t deadline) {
+  dead_do(space, slot, true, deadline);
+}
+
+void hl__shm_break(hl__shm_space *space, uint32_t slot) { dead_do(space, slot, false, 0); }
 
 void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline) {
   hl__shm_header *header = &space->table->header;

@@ -102,6 +102,20 @@ void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t s
   (void)snprintf(text, size, "process %llu%s", pid, what);
 }
 
+/* Takes the bytes of a free slot: the one that menders need first, until `state` says that the slot
+   is used. Or else a mender that is at work on it for its last process, and was held up, would break
+   the locks of this one. */
+static bool slot_enter(hl__shm_space *space, uint32_t slot) {
+  const off_t life = HL__SHM_LIFE + (off_t)slot, mend = HL__SHM_MEND + (off_t)slot;
+  if (!hl__shm_byte_lock(space, mend)) return false;
+  if (hl__shm_byte_lock(space, life)) {
+    if (atomic_load(&space->table->slot[slot].state) == 0) return true;
+    hl__shm_byte_unlock(space, life); /* another process has lived and died here meanwhile */
+  }
+  hl__shm_byte_unlock(space, mend);
+  return false;
+}
+
 int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
   struct stat st;
   char state;
@@ -111,11 +125,7 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
   hl__shm_header *header = &space->table->header;
   for (uint32_t i = 1; i < HL__SHM_SLOTS - 1; i++) { /* the last: see space.c */
     hl__shm_slot *it = &space->table->slot[i];
-    if (atomic_load(&it->state) || !hl__shm_byte_lock(space, HL__SHM_LIFE + (off_t)i)) continue;
-    if (atomic_load(&it->state)) { /* another process has lived and died here meanwhile */
-      hl__shm_byte_unlock(space, HL__SHM_LIFE + (off_t)i);
-      continue;
-    }
+    if (atomic_load(&it->state) || !slot_enter(space, i)) continue;
     space->me = i;
     atomic_store(&it->pid, (uint64_t)getpid());
     atomic_store(&it->start, start);
@@ -125,6 +135,7 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
     uint32_t top = atomic_load(&header->slots_top);
     while (top <= i && !atomic_compare_exchange_weak(&header->slots_top, &top, i + 1)) {}
     atomic_store(&it->state, 1);
+    hl__shm_byte_unlock(space, HL__SHM_MEND + (off_t)i);
     (void)atomic_fetch_add(&header->opened, 1);
     return HL_OK;
   }

@@ -135,9 +135,13 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory, char *name,
   space->fd = -1;
   space->directory = *directory;
   space->name = name;
-  space->mend = hl__shm_mend;
+  space->break_locks = hl__shm_break;
   (void)pthread_mutex_init(&space->mutex, NULL);
-  (void)pthread_mutex_init(&space->mending, NULL);
+  pthread_mutexattr_t again;
+  (void)pthread_mutexattr_init(&again);
+  (void)pthread_mutexattr_settype(&again, PTHREAD_MUTEX_RECURSIVE);
+  (void)pthread_mutex_init(&space->mending, &again);
+  (void)pthread_mutexattr_destroy(&again);
   int status = hl__shm_map(space, config->layout, error);
   if (status == HL_OK) status = slot_begin(space, config->host, error);
   if (status == HL_OK) status = hl__shm_watch_new(space, error);
