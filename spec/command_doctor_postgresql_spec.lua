@@ -17,7 +17,9 @@ after_each(doctor.clean_up)
 support.on_postgresql(function(store)
   local database = (store.bare_dsn or ""):match "/([^/?]*)$"
   local root
+  local obeying, all_obeyed = doctor.obedience("postgresql", {})
 
+  teardown(all_obeyed)
   before_each(function() root = store.root() or pending "no administrator here" end)
 
   local function sql(statement) store.root():query("%s", statement) end
@@ -59,18 +61,22 @@ support.on_postgresql(function(store)
   describe("a setting that is wrong is named, and put right by the line:", function()
     for _, case in ipairs {
       { "deadlock_timeout", "'1min'", "deadlock detection" },
-      { "track_activities", "off", "track_activities" }, { "idle_session_timeout", "'1min'", "time-outs" },
+      { "track_activities", "off", "track_activities" },
+      { "idle_session_timeout", "'1min'", "time-outs", "ALTER ROLE %s SET idle_session_timeout = 0;" },
     } do
-      local name, value, check = unpack(case)
-      it(name, function()
+      local name, value, check, key = unpack(case)
+      it(name, obeying(key and { key } or { "set " .. name, "ALTER SYSTEM SET %s = %s;", "SELECT pg_reload_conf();" }, function()
         local breaks, mends = alter(name, value)
         if name == "idle_session_timeout" then mends[3] = "ALTER ROLE testuser RESET idle_session_timeout" end
         assert_mended(check, "warning", breaks, mends)
-      end)
+      end))
     end
   end)
 
-  it("names a server that forgets what it has answered, or clears nothing away, and the lines mend that", function()
+  it("names a server that forgets what it has answered, or clears nothing away, and the lines mend that", obeying({
+    { 'set name, "on"', "fsync", "full_page_writes" }, "set synchronous_commit", "set autovacuum",
+    "on the command line that starts the server, which goes before ALTER SYSTEM: -c %s=%s",
+  }, function()
     at_end(reset)
     root:query "ALTER SYSTEM SET synchronous_commit = off"
     store.command "restart" -- with the specs' own settings
@@ -100,7 +106,7 @@ support.on_postgresql(function(store)
     local found = examine(store.dsn)
     assert_finding("ok", found, "durability")
     assert_finding("absent", found, "autovacuum")
-  end)
+  end))
 
   it("that ceases to answer keeps nobody waiting", function()
     local between
@@ -114,22 +120,32 @@ support.on_postgresql(function(store)
   end)
 
   describe("what the role lacks is named, and granted by the line:", function()
+    -- To all roles, as before, and not to this one by itself, as the lines do.
+    local leases = { "GRANT ALL ON public.hier_lock_leases TO PUBLIC", "GRANT ALL ON SEQUENCE public.hier_lock_gate TO PUBLIC",
+      "REVOKE ALL ON public.hier_lock_leases, public.hier_lock_lease_rows, public.hier_lock_gate FROM testuser" }
+    local limit, no_limit = { "ALTER ROLE testuser CONNECTION LIMIT 10" }, { "ALTER ROLE testuser CONNECTION LIMIT -1" }
     local lock = "FUNCTION pg_advisory_xact_lock(bigint)"
     for name, case in pairs {
-      ["a function that locks"] = { "privileges", { "REVOKE EXECUTE ON " .. lock .. " FROM PUBLIC" },
+      ["a function that locks"] = { "privileges", "GRANT EXECUTE ON FUNCTION pg_try_advisory_xact_lock(bigint), " ..
+          "pg_try_advisory_xact_lock_shared(bigint), pg_advisory_xact_lock(bigint), pg_advisory_xact_lock_shared(bigint) TO %s;",
+        { "REVOKE EXECUTE ON " .. lock .. " FROM PUBLIC" },
         { "GRANT EXECUTE ON " .. lock .. " TO PUBLIC", "REVOKE EXECUTE ON FUNCTION pg_try_advisory_xact_lock(bigint), " ..
           "pg_try_advisory_xact_lock_shared(bigint), pg_advisory_xact_lock(bigint), pg_advisory_xact_lock_shared(bigint) FROM testuser" } },
-      ["the sequence of tokens"] = { "tokens", { "CREATE SEQUENCE public.hier_lock_token" }, { "DROP SEQUENCE public.hier_lock_token" } },
-      ["the tables of leases"] = { "tables of leases", { "REVOKE ALL ON public.hier_lock_leases FROM PUBLIC" },
-        { "GRANT ALL ON public.hier_lock_leases TO PUBLIC" } },
-      ["connections"] = { "connections of the role", { "ALTER ROLE testuser CONNECTION LIMIT 10" }, { "ALTER ROLE testuser CONNECTION LIMIT -1" } },
-      ["connections to the database"] = { "connections of the database", { ("ALTER DATABASE %s CONNECTION LIMIT 10"):format(database) },
-        { ("ALTER DATABASE %s CONNECTION LIMIT -1"):format(database) } },
+      ["the sequence of tokens"] = { "tokens", "GRANT USAGE ON SEQUENCE public.hier_lock_token TO %s;",
+        { "CREATE SEQUENCE public.hier_lock_token" }, { "DROP SEQUENCE public.hier_lock_token" } },
+      ["the tables of leases"] = { "tables of leases",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO %s;",
+        { "REVOKE ALL ON public.hier_lock_leases FROM PUBLIC" }, leases },
+      ["the gate of leases"] = { "tables of leases", "GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO %s;",
+        { "REVOKE ALL ON SEQUENCE public.hier_lock_gate FROM PUBLIC" }, leases },
+      ["connections"] = { "connections of the role", "ALTER ROLE %s CONNECTION LIMIT -1;", limit, no_limit },
+      ["connections to the database"] = { "connections of the database", "ALTER DATABASE %s CONNECTION LIMIT -1;",
+        { ("ALTER DATABASE %s CONNECTION LIMIT 10"):format(database) }, { ("ALTER DATABASE %s CONNECTION LIMIT -1"):format(database) } },
     } do
-      it(name, function() assert_mended(case[1], "wrong", case[2], case[3]) end)
+      it(name, obeying({ case[2] }, function() assert_mended(case[1], "wrong", case[3], case[4]) end))
     end
 
-    it("the schema public", function()
+    it("the schema public", obeying({ "GRANT USAGE ON SCHEMA public TO %s;" }, function()
       at_end(function()
         root:query "GRANT USAGE ON SCHEMA public TO PUBLIC"
         root:query "DROP OWNED BY hierlock_ill"
@@ -142,10 +158,12 @@ support.on_postgresql(function(store)
       assert_finding("warning", found, "schema public")
       assert.equal(1, follow(dsn, found["schema public"], sql))
       assert_finding("absent", examine(dsn), "schema public")
-    end)
+    end))
   end)
 
-  it("names tables of leases that are not whole; with none it tries no lease, and makes none", function()
+  it("names tables of leases that are not whole; with none it tries no lease, and makes none", obeying({
+    "hierlock provision --leases",
+  }, function()
     at_end(function() support.lease_tables(store.root()) end)
     root:query "DROP TABLE public.hier_lock_leases"
     local found = examine(store.dsn)
@@ -166,9 +184,11 @@ support.on_postgresql(function(store)
     assert.same({ "hierlock provision --leases" }, found["indexes of leases"].mend)
     assert.equal(1, follow(store.root_dsn, found["indexes of leases"], sql))
     assert_finding("absent", examine(store.dsn), "indexes of leases")
-  end)
+  end))
 
-  it("compares connections and locks with the pools that are wanted, and the lines make room", function()
+  it("compares connections and locks with the pools that are wanted, and the lines make room", obeying({
+    "set max_connections", "set max_locks_per_transaction",
+  }, function()
     local before = examine(store.dsn, "--processes", "7", "--pool-size", "70")
     assert_finding("ok", before, "max_connections")
     at_end(reset)
@@ -190,16 +210,16 @@ support.on_postgresql(function(store)
       follow(store.dsn, found[check], sql, restart)
       assert_finding("ok", examine(store.dsn, unpack(many)), check)
     end
-  end)
+  end))
 
-  it("names a server that has no connection left, and the line gives the role one", function()
+  it("names a server that has no connection left, and the line gives the role one", obeying({ "ALTER %s %s CONNECTION LIMIT -1;" }, function()
     at_end(function() store.root():query "ALTER ROLE testuser CONNECTION LIMIT -1" end)
     root:query "ALTER ROLE testuser CONNECTION LIMIT 0"
     local found = examine(store.dsn)
     assert_finding("wrong", found, "reached")
     assert.equal(1, follow(store.dsn, found.reached, sql))
     assert_finding("ok", examine(store.dsn), "reached")
-  end)
+  end))
 
   it("names a server that has no connection left for any role, and its lines make room", function()
     at_end(reset)
@@ -219,7 +239,7 @@ support.on_postgresql(function(store)
     support.wait_until(function() return status_of(examine(store.dsn), "reached") == "ok" end, "connections to have ended")
   end)
 
-  it("names locks of other roles that this one does not see, and the line shows them", function()
+  it("names locks of other roles that this one does not see, and the line shows them", obeying({ "GRANT pg_read_all_stats TO %s;" }, function()
     at_end(function() store.root():query "DROP ROLE IF EXISTS hierlock_blind" end)
     root:query "CREATE ROLE hierlock_blind LOGIN PASSWORD 'blind'"
     local blind = store.bare_dsn:gsub("//.-@", "//hierlock_blind:blind@")
@@ -235,9 +255,11 @@ support.on_postgresql(function(store)
     at_end(function() watcher:close() end)
     assert.equal(1, #assert(watcher:holders { "u1" }))
     assert.is_true(handle:release())
-  end)
+  end))
 
-  it("changes a setting where it was made, which goes before others", function()
+  it("changes a setting where it was made, which goes before others", obeying({
+    "ALTER %s SET %s = %s;", "set deadlock_timeout", "set idle_session_timeout", "take %s out of PGOPTIONS",
+  }, function()
     for _, whose in ipairs { "ROLE ALL", "DATABASE " .. database, "ROLE testuser", "ROLE testuser IN DATABASE " .. database } do
       root:query("ALTER %s SET deadlock_timeout = '20s'", whose)
       at_end(function() store.root():query("ALTER %s RESET deadlock_timeout", whose) end)
@@ -246,10 +268,18 @@ support.on_postgresql(function(store)
       assert.equal(1, follow(store.dsn, found["deadlock detection"], sql))
       assert_finding("ok", examine(store.dsn), "deadlock detection")
     end
+    -- What a role has in a database goes before what it has anywhere.
+    root:query("ALTER ROLE testuser IN DATABASE %s SET idle_session_timeout = '1min'", database)
+    at_end(function() store.root():query("ALTER ROLE testuser IN DATABASE %s RESET idle_session_timeout", database) end)
+    assert.equal(1, follow(store.dsn, examine(store.dsn)["time-outs"], sql))
+    assert_finding("ok", examine(store.dsn), "time-outs")
     uv.os_setenv("PGOPTIONS", "-c synchronous_commit=off")
     at_end(function() uv.os_unsetenv "PGOPTIONS" end)
-    assert.matches("take synchronous_commit out of PGOPTIONS", table.concat(examine(store.dsn).durability.mend), 1, true)
-  end)
+    -- The specs' server is started with other settings that make it forget.
+    local found = examine(store.dsn).durability
+    follow(store.dsn, { mend = { found.mend[#found.mend] } }, sql)
+    assert.is_nil(examine(store.dsn).durability.found:find "synchronous_commit")
+  end))
 
   it("names a standby", function()
     local dir = root:query("SELECT setting FROM pg_settings WHERE name = 'data_directory'")[1][1]

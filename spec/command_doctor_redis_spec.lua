@@ -14,6 +14,9 @@ local unpack = table.unpack or unpack -- luacheck: ignore
 after_each(doctor.clean_up)
 
 support.on_redis(function(store)
+  local obeying, all_obeyed = doctor.obedience("redis", { ["CLUSTER NODES"] = true }) -- spec/redis_cluster_spec.lua
+  teardown(all_obeyed)
+
   local function config(name) return (store.cli("CONFIG", "GET", name):match "\n(.*)") or "" end
 
   local file -- the server's, which lines change
@@ -55,14 +58,14 @@ support.on_redis(function(store)
 
   describe("a setting that is wrong is named, and put right by the line:", function()
     for _, case in ipairs {
-      { "maxmemory-policy", "allkeys-lru", "eviction", "wrong" },
-      { "maxclients", "40", "maxclients", "wrong" },
-      { "timeout", "60", "time-outs", "warning" },
-      { "maxmemory", "1mb", "memory", "warning" },
-      { "appendonly", "no", "persistence", "warning" },
+      { "maxmemory-policy", "allkeys-lru", "eviction", "wrong", "CONFIG SET maxmemory-policy noeviction" },
+      { "maxclients", "40", "maxclients", "wrong", "CONFIG SET maxclients %.0f" },
+      { "timeout", "60", "time-outs", "warning", "CONFIG SET timeout 0" },
+      { "maxmemory", "1mb", "memory", "warning", "CONFIG SET maxmemory 0" },
+      { "appendonly", "no", "persistence", "warning", "CONFIG SET appendonly yes", "CONFIG SET appendfsync always" },
     } do
       local name, value, check, status = unpack(case)
-      it(name, function()
+      it(name, obeying({ "CONFIG REWRITE", unpack(case, 5) }, function()
         set("appendfsync", config "appendfsync")
         set(name, value)
         store.cli("CONFIG", "REWRITE")
@@ -73,17 +76,19 @@ support.on_redis(function(store)
           local said = line:match("^" .. name:gsub("%-", "%%-") .. " (.*)")
           assert.is_true(not said or said == config(name), line)
         end
-      end)
+      end))
     end
   end)
 
-  it("names an append-only file that is not written while it is rewritten, and the line mends that", function()
+  it("names an append-only file that is not written while it is rewritten, and the line mends that", obeying({
+    "CONFIG SET no-appendfsync-on-rewrite no",
+  }, function()
     set("appendonly", "yes")
     set("appendfsync", "always")
     set("no-appendfsync-on-rewrite", "yes")
     assert_finding("warning", examine(store.dsn), "persistence")
     assert_mended("persistence", store.dsn)
-  end)
+  end))
 
   it("advises no setting on a server where others keep something, or that does not show whether", function()
     set("maxmemory-policy", "allkeys-lru")
@@ -103,7 +108,7 @@ support.on_redis(function(store)
     assert_mended("eviction", store.dsn)
   end)
 
-  it("says who may, where this user may not, and the lines are for him", function()
+  it("says who may, where this user may not, and the lines are for him", obeying({ "ACL SETUSER %s '+config|get'" }, function()
     store.cli("ACL", "SETUSER", "app's", "on", ">app", "~hierlock:*", "&hierlock:*", "+@all", "-config", "-acl|dryrun")
     at_end(function() store.cli("ACL", "DELUSER", "app's") end)
     local dsn = store.dsn:gsub("//.-@", "//app's:app@")
@@ -118,9 +123,9 @@ support.on_redis(function(store)
     set("appendonly", "yes")
     assert_finding("unseen", examine(dsn), "persistence")
     assert_mended("persistence", dsn)
-  end)
+  end))
 
-  it("names a snapshot that failed, and the line makes another", function()
+  it("names a snapshot that failed, and the line makes another", obeying({ "BGSAVE" }, function()
     local dump = config "dir" .. "/" .. config "dbfilename"
     shell(("mkdir '%s'"):format(dump))
     at_end(function() shell(("rm -rf '%s'"):format(dump)) end)
@@ -132,7 +137,7 @@ support.on_redis(function(store)
     assert.equal(1, follow(store.dsn, found.snapshots, error))
     until_info "rdb_last_bgsave_status:ok"
     assert_finding("absent", examine(store.dsn), "snapshots")
-  end)
+  end))
 
   it("has lines that come to a socket, whatever its name, and over TLS", function()
     local ca = os.getenv "HIERLOCK_REDIS_CA"
@@ -173,14 +178,14 @@ support.on_redis(function(store)
     assert_finding("wrong", examine(store.dsn .. "&" .. more), "replicas")
   end)
 
-  it("names a replica, and the line makes it a master", function()
+  it("names a replica, and the line makes it a master", obeying({ "REPLICAOF NO ONE" }, function()
     at_end(function() store.cli("REPLICAOF", "NO", "ONE") end)
     store.cli("REPLICAOF", "127.0.0.1", "1")
     local found = examine(store.dsn)
     assert_finding("wrong", found, "replica")
     assert_finding("wrong", found, "opens")
     assert_mended("replica", store.dsn, found)
-  end)
+  end))
 
   it("says what a user may not see or do", function()
     at_end(function() store.cli("ACL", "DELUSER", "poor") end)

@@ -122,8 +122,15 @@ end)
 support.each_server(function(plain)
   local store = support.leased(plain)
   local root
+  local mysql = plain.name == "mysql"
+  -- The other servers' alone.
+  local obeying, all_obeyed = doctor.obedience("mysql", mysql and
+    { ["SET GLOBAL %s = %s;"] = true, ["GRANT PROCESS ON *.* TO %s;"] = true, ['set name, "0"'] = true,
+      ["and in my.cnf, below [mysqld], so that it lasts: %s = %s"] = true } or
+    { ["SET PERSIST %s = %s;"] = true, ["set sync_binlog"] = true, ["SELECT group_replication_switch_to_single_primary_mode();"] = true })
 
   setup(function() store.prepare() end)
+  teardown(all_obeyed)
   before_each(function() root = store.root() or pending "no administrator here" end)
 
   local database = plain.bare_dsn and plain.bare_dsn:match "/([^/?]*)$"
@@ -154,13 +161,14 @@ support.each_server(function(plain)
     root = store.root()
   end
 
-  it("names a database that is not there, or not this account's, and the line mends that", function()
+  it("names a database that is not there, or not this account's, and the line mends that",
+     obeying({ "CREATE DATABASE `%s`;", "GRANT SELECT ON `%s`.* TO %s;" }, function()
     local at_database = store.dsn:gsub("/" .. database, "/hldoctor")
     at_end(function() store.root():query "DROP DATABASE IF EXISTS hldoctor" end)
     local dsn = at_database:gsub("//[^@]*@", "//root:rootpassword@")
     local found = examine(dsn)
     assert_finding("wrong", found, "reached")
-    sql(found.reached.mend[1])
+    follow(dsn, { mend = { found.reached.mend[1] } }, sql)
     assert_finding("ok", examine(dsn), "reached")
     root:query "DROP USER IF EXISTS hldoctor@'%'"
     root:query "CREATE USER hldoctor@'%' IDENTIFIED BY 'x'"
@@ -170,20 +178,20 @@ support.each_server(function(plain)
     assert_finding("wrong", found, "reached")
     assert.equal(1, follow(dsn, found.reached, sql))
     assert_finding("ok", examine(dsn), "reached")
-  end)
+  end))
 
   describe("a setting that is wrong is named, and put right by the line:", function()
     for _, case in ipairs {
-      { "read_only", "ON", "read-only", "wrong" },
-      { "transaction_isolation", "'SERIALIZABLE'", "isolation", "warning" },
+      { "read_only", "ON", "read-only", "wrong", { 'set name, "OFF"', "read_only" } },
+      { "transaction_isolation", "'SERIALIZABLE'", "isolation", "warning", "set transaction_isolation|tx_isolation" },
       { "innodb_deadlock_detect", "OFF", "deadlock detection", "warning" },
       { "innodb_lock_wait_timeout", "1", "time-outs", "warning" },
       { "innodb_flush_log_at_trx_commit", "2", "durability", "warning" },
       { "max_connections", "20", "max_connections", "wrong" },
       { "init_connect", "'SET @a = 1'", "init_connect", "warning" },
     } do
-      local name, value, check, status = unpack(case)
-      it(name, function()
+      local name, value, check, status, key = unpack(case)
+      it(name, obeying({ key or "set " .. name, mysql and "SET PERSIST %s = %s;" or "SET GLOBAL %s = %s;" }, function()
         if name == "transaction_isolation" and store.dialect == "mariadb" then name = "tx_isolation" end
         set(name, value)
         local found = examine(store.dsn)
@@ -196,14 +204,18 @@ support.each_server(function(plain)
         found = examine(store.dsn)
         assert.is_true(status_of(found, check) == "ok" or name == "init_connect" and not found[check], json.encode(found[check]))
         assert.not_equal("wrong", found.verdict)
-      end)
+      end))
     end
   end)
 
   -- MariaDB gets the lines for my.cnf behind the options with which it was started. With MySQL, which is started by
   -- options here, these go before what SET PERSIST has kept.
-  it("settings with which the server was started are named, and put right by the lines", function()
-    local mysql = store.dialect == "mysql"
+  it("settings with which the server was started are named, and put right by the lines", obeying({
+    "set max_user_connections", "set innodb_flush_log_at_trx_commit",
+    unpack(mysql and { { 'set name, "OFF"', "super_read_only" }, "set sync_binlog" } or {
+      { 'set name, "0"', "idle_transaction_timeout", "idle_readonly_transaction_timeout", "idle_write_transaction_timeout" },
+      "and in my.cnf, below [mysqld], so that it lasts: %s = %s" }),
+  }, function()
     local ill = "--transaction-isolation=SERIALIZABLE --innodb-deadlock-detect=OFF --innodb-lock-wait-timeout=1 --read-only=ON " ..
       "--innodb-flush-log-at-trx-commit=2 --max-connections=30 --max-user-connections=15 --init-connect=SELECT/**/1 " ..
       (mysql and "--log-bin --server-id=7 --super-read-only=ON" or
@@ -227,7 +239,7 @@ support.each_server(function(plain)
       end
       if when == "now" and not mysql then restart(table.concat(options, " ")) end
     end
-  end)
+  end))
 
   describe("a server that has no connection left is named, and the line makes room:", function()
     local function fill(n)
@@ -244,13 +256,14 @@ support.each_server(function(plain)
       assert_finding("ok", examine(store.dsn), "reached")
     end
 
-    it("none at all", function()
+    it("none at all", obeying({ "SET GLOBAL max_connections = @@GLOBAL.max_connections + 100;" }, function()
       fill(12)
       set("max_connections", root:query("SHOW GLOBAL STATUS LIKE 'Threads_connected'")[1][2])
       assert_room "Too many connections"
-    end)
+    end))
 
-    it("none for this account, by a limit of its own", function()
+    local limited = "ALTER USER %s WITH %s 0; -- HOST: as in mysql.user"
+    it("none for this account, by a limit of its own", obeying({ limited }, function()
       local user = "'hierlock_few'@'127.0.0.1'"
       root:query("CREATE USER %s IDENTIFIED BY 'few' WITH MAX_USER_CONNECTIONS 1", user)
       at_end(function() store.root():query("DROP USER %s", user) end)
@@ -261,19 +274,22 @@ support.each_server(function(plain)
       local found = examine(few)
       assert_finding("wrong", found, "reached")
       assert.equal("ALTER USER 'hierlock_few'@'HOST' WITH MAX_USER_CONNECTIONS 0; -- HOST: as in mysql.user", found.reached.mend[1])
-      sql((found.reached.mend[1]:gsub("HOST'", "127.0.0.1'"):gsub(";.*", "")))
+      local line = found.reached.mend[1]:gsub("HOST'", "127.0.0.1'"):gsub(";.*", ";")
+      follow(few, { mend = { line } }, sql)
       assert_finding("ok", examine(few), "reached")
-    end)
+    end))
 
-    it("none for this account", function()
+    it("none for this account", obeying({ "SET GLOBAL max_user_connections = 0;" }, function()
       restart "--max-user-connections=12"
       fill(12)
       assert_room "max_user_connections"
-    end)
+    end))
   end)
 
-  it("names a group with several primaries, and the line leaves one", function()
-    if store.dialect ~= "mysql" then return end
+  local it_on_mysql = mysql and it or function() end
+  it_on_mysql("names a group with several primaries, and the line leaves one", mysql and obeying({
+    "SELECT group_replication_switch_to_single_primary_mode();",
+  }, function()
     local free = uv.new_tcp()
     assert(free:bind("127.0.0.1", 0))
     local port = free:getsockname().port
@@ -289,18 +305,18 @@ support.each_server(function(plain)
     assert_finding("wrong", found, "cluster")
     assert.equal(1, follow(store.dsn, found.cluster, sql))
     assert_finding("ok", examine(store.dsn), "cluster")
-  end)
+  end))
 
-  it("names an engine that only reads, and the line mends that", function()
+  it("names an engine that only reads, and the line mends that", obeying({ "in my.cnf, below [mysqld]: innodb_read_only = OFF" }, function()
     restart "--innodb-read-only=ON"
     local found = examine(store.dsn)
     assert_finding("wrong", found, "read-only")
     assert.matches("innodb_read_only", found["read-only"].found)
     follow(store.dsn, found["read-only"], sql, restart)
     assert_finding("ok", examine(store.dsn), "read-only")
-  end)
+  end))
 
-  it("names a server that logs statements, and the line mends that", function()
+  it("names a server that logs statements, and the line mends that", obeying({ "set binlog_format" }, function()
     restart "--log-bin --server-id=7 --binlog-format=STATEMENT"
     local found = examine(store.dsn)
     assert_finding("wrong", found, "binlog format")
@@ -308,9 +324,11 @@ support.each_server(function(plain)
     found = examine(store.dsn)
     assert_finding("ok", found, "binlog format")
     assert_finding("ok", found, "leases")
-  end)
+  end))
 
-  it("names performance_schema that is off; turned on, observers see who holds", function()
+  it("names performance_schema that is off; turned on, observers see who holds", obeying({
+    "in my.cnf, below [mysqld]: performance_schema = ON",
+  }, function()
     restart "--performance-schema=OFF"
     local found = examine(store.dsn)
     assert_finding("warning", found, "performance_schema")
@@ -320,7 +338,7 @@ support.each_server(function(plain)
     found = examine(store.dsn)
     assert_finding("ok", found, "performance_schema")
     assert_finding("ok", found, "observers")
-  end)
+  end))
 
   describe("a space", function()
     local dsn, stem, connection = plain.bare_dsn .. "?table=hierlock_spec_ill_buckets", "hierlock_spec_ill", nil
@@ -355,15 +373,17 @@ support.each_server(function(plain)
       assert_finding("ok", examine(dsn), "table")
     end)
 
-    it("without some of its rows is named, with the rows, and filled by the line", function()
+    it("without some of its rows is named, with the rows, and filled by the line", obeying({ "hierlock provision" }, function()
       provision()
       connection:query("DELETE FROM %s_buckets WHERE level = 1 AND bucket BETWEEN 7 AND 9", stem)
       assert.matches("level 1 (account): missing: 7-9", examine(dsn).rows.found, 1, true)
       assert_finding("absent", examine(dsn, "--quick"), "rows")
       assert_mended("rows", "wrong")
-    end)
+    end))
 
-    it("with rows beyond its own is named, and freed of them by the line", function()
+    it("with rows beyond its own is named, and freed of them by the line", obeying({
+      "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;", "DELETE FROM %s WHERE %s;",
+    }, function()
       provision()
       assert_status(0, run(dsn, "provision", "--quiet", "--buckets", "100", "--updates"))
       connection:query("INSERT INTO %s_buckets VALUES (5, 1), (0, 100), (-126, 100), (-100, 7), (1, -1)", stem)
@@ -384,26 +404,26 @@ support.each_server(function(plain)
       found = examine(dsn)
       assert_finding("warning", found, "other rows")
       assert.matches("^record", found["other rows"].mend[1])
-    end)
+    end))
 
-    it("without its primary key is named, and given it by the line", function()
+    it("without its primary key is named, and given it by the line", obeying({ "ALTER TABLE %s %sADD PRIMARY KEY (%s);" }, function()
       provision "--leases"
       assert_mended("primary keys", "wrong", "ALTER TABLE STEM_nodes DROP PRIMARY KEY")
       assert_mended("primary keys", "wrong", "ALTER TABLE STEM_gate DROP PRIMARY KEY")
-    end)
+    end))
 
-    it("of another engine is named, and made InnoDB by the line", function()
+    it("of another engine is named, and made InnoDB by the line", obeying({ "ALTER TABLE %s ENGINE = InnoDB;" }, function()
       provision()
       assert_mended("engine", "wrong", "ALTER TABLE STEM_buckets ENGINE = MyISAM")
-    end)
+    end))
 
-    it("whose tables of leases are not whole is named, and mended by the line", function()
+    it("whose tables of leases are not whole is named, and mended by the line", obeying({ "hierlock provision --leases" }, function()
       provision "--leases"
       assert_mended("engine", "wrong", "DROP TABLE STEM_leased")
       assert_mended("gate", "wrong", "DELETE FROM STEM_gate WHERE g < 10")
-    end)
+    end))
 
-    it("that is larger than the buffer pool is named, and the line makes room for it", function()
+    it("that is larger than the buffer pool is named, and the line makes room for it", obeying({ "set innodb_buffer_pool_size" }, function()
       restart(store.dialect == "mysql" and "--innodb-buffer-pool-size=6M --innodb-buffer-pool-chunk-size=1M" or "--innodb-buffer-pool-size=6M")
       connection = plain.sql()
       assert_status(0, run(dsn, "provision", "--quiet", "--buckets", "100000"))
@@ -414,7 +434,7 @@ support.each_server(function(plain)
       support.wait_until(function() -- the server resizes it by and by
         return status_of(examine(dsn, "--quick"), "buffer pool") == "ok"
       end, "a larger buffer pool")
-    end)
+    end))
 
     it("with other buckets or levels than those that are wanted is named", function()
       provision()
@@ -425,7 +445,11 @@ support.each_server(function(plain)
       end
     end)
 
-    it("that an account may not use is named, and each line gives it what it needs, and no more", function()
+    it("that an account may not use is named, and each line gives it what it needs, and no more", obeying({
+      "GRANT SELECT ON %s TO %s;", "GRANT SELECT%s ON %s TO %s;", "GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s;",
+      "GRANT SELECT ON performance_schema.%s TO %s;", "GRANT %s ON *.* TO %s;", "ALTER USER %s WITH MAX_USER_CONNECTIONS 0;",
+      not mysql and "GRANT PROCESS ON *.* TO %s;" or nil,
+    }, function()
       provision "--leases"
       local user = "'hierlock_ill'@'127.0.0.1'"
       at_end(function() store.root():query("DROP USER %s", user) end)
@@ -435,8 +459,11 @@ support.each_server(function(plain)
       local poor = dsn:gsub("//.-@", "//hierlock_ill:ill@")
       local found = examine(poor)
       assert_finding("wrong", found, "opens")
-      for _, line in ipairs(found.opens.mend) do if line:find "^GRANT" then sql(line) end end
-      for _, line in ipairs(found.table.mend) do if line:find "^GRANT" then sql(line) end end
+      for _, check in ipairs { "opens", "table" } do
+        for _, line in ipairs(found[check].mend) do
+          if line:find "^GRANT" then follow(poor, { mend = { line } }, sql) end
+        end
+      end
       found = examine(poor)
       for _, check in ipairs { "opens", "a lock", "leases", "rows", "gate" } do assert_finding("ok", found, check) end
       assert_finding("warning", found, "observers")
@@ -451,7 +478,7 @@ support.each_server(function(plain)
       assert_finding("wrong", found, "max_user_connections")
       assert.equal(1, follow(poor, found.max_user_connections, sql))
       assert_finding("absent", examine(poor), "max_user_connections")
-    end)
+    end))
   end)
 
   it("names a replica that follows another server, where it may look", function()

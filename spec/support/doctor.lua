@@ -6,6 +6,7 @@ local program = require "spec.support.command"
 local uv = require "luv"
 
 local run, assert_status = program.run, program.assert_status
+local unpack = table.unpack or unpack -- luacheck: ignore
 
 local doctor = {}
 
@@ -48,12 +49,123 @@ function doctor.shell(line)
   assert(ok == true or ok == 0, line)
 end
 
+-- ------------------------------------------------- which mends there are
+
+local SETS = { set = true, set_anew = true, alter = true }
+-- Lines in words that say a setting, and where it is to be made.
+local IN_WORDS = { "my%.cnf", "^on the command line", "^take %%s out of", "^CONFIG REWRITE$" }
+
+local function is_line(text)
+  for _, pattern in ipairs(IN_WORDS) do if text:find(pattern) then return true end end
+  return text:find "^%u%u+ .*;" ~= nil
+end
+
+-- The texts in double quotes.
+local function literals(code) return code:gmatch '"([^"\n]*)"' end
+
+-- Every line that the examination of a kind of store can print and that can be obeyed literally, by its text in the code.
+-- A setting that several lines make is "set NAME", or "set name, VALUE" where the code has names in a variable.
+local function printable(kind)
+  local file = assert(io.open(("lua/hierlock/command/examine/%s.lua"):format(kind)))
+  local code = ("\n" .. file:read "*a"):gsub("\n%s*%-%-[^\n]*", ""):gsub('"%s*%.%.%s*"', "")
+  file:close()
+  local found = {}
+  for text in literals(code) do if is_line(text) then found[text] = true end end
+  for name, setting, to in code:gmatch "%f[%w_]([%w_]+)%(self, ([^,\n]+), ([^\n]*)" do
+    local names = {}
+    for text in literals(setting) do names[#names + 1] = text end
+    if SETS[name] and names[1] then
+      found["set " .. table.concat(names, "|")] = true
+    elseif SETS[name] and to:find '^"' then
+      found["set name, " .. to:match '^"[^"]*"'] = true
+    end
+  end
+  for name, before in pairs { commands = "", config = "CONFIG SET " } do
+    for arguments in code:gmatch("%f[%w_]" .. name .. "(%b())") do
+      if arguments:find "^%(self, " then
+        for text in literals(arguments) do found[before .. text] = true end
+      end
+    end
+  end
+  for words in code:gmatch 'subject%.command *([("][^\n]*)' do
+    for text in literals(words:match "^%b()" or words:match '^"[^"]*"') do found["hierlock " .. text] = true end
+  end
+  return found
+end
+
+-- The pattern of a text that string.format fills in, without what a line says to its reader.
+local function pattern_of(text)
+  local pattern = text:gsub("; %-%- .*", ";"):gsub("%%[%d.]*%a", "\1"):gsub("[%^$()%%.%[%]*+?-]", "%%%0"):gsub("\1", ".*")
+  return pattern:find ";$" and "^" .. pattern .. "$" or pattern
+end
+
+-- Whether the line sets one of the names, which "|" separates.
+local function sets(line, names)
+  for name in names:gmatch "[^|]+" do
+    if line:find("%f[%w_]" .. name .. " = ") and line:find "^%u+ " or line:find("-c " .. name .. "=", 1, true) then return true end
+  end
+  return false
+end
+
+-- The lines that this spec has obeyed.
+local obeyed = {}
+
+local function has_obeyed(key, name)
+  local setting = name ~= "" and name or key:match "^set ([%w_|]+)$"
+  for _, line in ipairs(obeyed) do
+    if setting and sets(line, setting) then return true end
+    if not setting and key:find "^hierlock " and line == key then return true end
+    if not setting and not key:find "^hierlock " and line:find(pattern_of(key)) then return true end
+  end
+  return false
+end
+
+--- Says which spec obeys which of the lines that the doctor can print for a kind of store, a file of
+-- lua/hierlock/command/examine. elsewhere: lines that other specs obey, with a reason.
+-- Returns obeying(keys, fn), a function for `it`: calls fn, which must have obeyed these lines then. A key is a text as
+-- in the code, or { "set name, VALUE", NAME… }. Also returns all_obeyed(), to be called when all specs have been
+-- declared: fails when no spec has the key of a line, or when no line has a spec's key. So neither the order of specs
+-- matters nor which of them run.
+function doctor.obedience(kind, elsewhere)
+  local lines, claimed = printable(kind), {}
+  local function obeying(keys, fn)
+    for _, key in ipairs(keys) do claimed[type(key) == "table" and key[1] or key] = true end
+    return function(...)
+      obeyed = {}
+      fn(...)
+      for _, key in ipairs(keys) do
+        local text, names = key, { "" }
+        if type(key) == "table" then text, names = key[1], { unpack(key, 2) } end
+        for _, name in ipairs(names) do
+          assert(has_obeyed(text, name), ("%s %s: not obeyed, but\n%s"):format(text, name, table.concat(obeyed, "\n")))
+        end
+      end
+    end
+  end
+  local function all_obeyed()
+    local wrong = {}
+    for key in pairs(lines) do
+      if not claimed[key] and not elsewhere[key] then wrong[#wrong + 1] = "no spec obeys: " .. key end
+    end
+    for key in pairs(claimed) do
+      if not lines[key] then wrong[#wrong + 1] = "is never printed: " .. key end
+    end
+    for key in pairs(elsewhere) do
+      if not lines[key] or claimed[key] then wrong[#wrong + 1] = "is no line that others obey: " .. key end
+    end
+    table.sort(wrong)
+    assert(not wrong[1], table.concat(wrong, "\n"))
+  end
+  return obeying, all_obeyed
+end
+
 -- Obeys the lines as an administrator: statements by sql(line), commands by the shell. Lines in words are left to
 -- the spec, but for a server's options: restart(options) where they want one. Returns how many lines there were, and
 -- the options.
 function doctor.follow(dsn, finding, sql, restart)
   local done, options = 0, {}
   for _, line in ipairs(finding.mend) do
+    obeyed[#obeyed + 1] = line
     if line:find ";$" then
       sql(line)
     elseif line:find "^hierlock " then
@@ -62,6 +174,8 @@ function doctor.follow(dsn, finding, sql, restart)
       options[#options + 1] = line:gsub("^.-: ", "--"):gsub(" = ", "=")
     elseif line:find "^on the command line .*: %-c " then
       options[#options + 1] = line:match ": (%-c .*)"
+    elseif line:find "^take %S+ out of PGOPTIONS$" then
+      uv.os_unsetenv "PGOPTIONS"
     elseif line:find "^then restart the server" and restart then
       restart(table.concat(options, " "))
     elseif line:find "^redis%-cli " then
@@ -71,6 +185,7 @@ function doctor.follow(dsn, finding, sql, restart)
     elseif line:find "^chmod " or line:find "^chown " or line:find "^rm " or line:find "^install " or line:find "^sqlite3 " then
       doctor.shell(line)
     else
+      obeyed[#obeyed] = nil
       done = done - 1
     end
     done = done + 1
