@@ -5,11 +5,14 @@
  */
 #include "../embedded/table.h"
 
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -606,6 +609,12 @@ static pid_t holder_that(void (*then)(void)) {
   return pid;
 }
 
+static int control_open(void) {
+  char path[96];
+  (void)snprintf(path, sizeof path, "%s/" HL__SHM_FILE, directory);
+  return open(path, O_RDWR | O_CLOEXEC);
+}
+
 static void close_all(void) { (void)close_range(3, ~0u, 0); }
 static void execute_another(void) {
   (void)execl("/bin/sleep", "sleep", "1000", (char *)NULL);
@@ -631,6 +640,109 @@ static void a_program_that_executes_another_holds_nothing(void **state) {
   assert_int_equal(waiter_end(&it), HL_OK);
   assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
   holder_kill(pid);
+}
+
+/* Judging takes no descriptor. */
+static void the_dead_are_found_without_descriptors(void **state) {
+  (void)state;
+  struct rlimit before, none;
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  int next = dup(0);
+  assert_true(next > 0);
+  (void)close(next);
+  none = (struct rlimit){.rlim_cur = (rlim_t)next, .rlim_max = before.rlim_max};
+  for (int executes = 0; executes < 2; executes++) {
+    pid_t pid = holder_that(execute_another);
+    assert_int_equal(take_one(a, row(2, 3, X), 0), HL_TIMEOUT);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int living = take_one(a, row(2, 3, X), 0);
+    if (!executes) holder_kill(pid);
+    atomic_store(&between->step, 2);
+    int dead = take_one(a, row(2, 3, X), PATIENCE_MS);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    if (executes) holder_kill(pid);
+    assert_int_equal(living, HL_TIMEOUT);
+    assert_int_equal(dead, HL_OK);
+    hl__shm_give_back(a, 0);
+  }
+}
+
+/* A child that holds a row, and loses its descriptor: it notices, gives back, and stays. */
+static void a_program_that_lost_its_descriptor_gives_back(void **state) {
+  (void)state;
+  /* Closed; now another one of the same file; of another file. */
+  for (int replaced = 0; replaced < 3; replaced++) {
+    atomic_store(&between->step, 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+      hl_row it = row(2, 3, X);
+      (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+      hl__shm_space *own = space_open();
+      hl__shm_session *session = session_begin(own);
+      if (take(session, &it, 1, 0) != HL_OK) _exit(1);
+      atomic_store(&between->step, 1);
+      while (atomic_load(&between->step) < 2) pause_ms(1);
+      int fd = replaced == 1 ? control_open() : open("/dev/null", O_RDWR | O_CLOEXEC);
+      if (replaced ? dup2(fd, own->fd) < 0 : close_range(3, ~0u, 0) != 0) _exit(2);
+      if (hl__shm_is_dead(own, space->me)) _exit(3); /* it cannot know */
+      if (hl__shm_session_check(session, true, &fault) != HL_ECONNECTION) _exit(4);
+      if (!strstr(fault.message, "was closed")) _exit(5);
+      atomic_store(&between->step, 3);
+      while (atomic_load(&between->step) < 4) pause_ms(1);
+      hl__shm_give_back(session, 0);
+      for (;;) (void)pause();
+    }
+    step_await(1);
+    atomic_store(&between->step, 2);
+    step_await(3);
+    assert_int_equal(take_one(a, row(2, 3, X), 4 * STAYS_MS), HL_TIMEOUT);
+    atomic_store(&between->step, 4);
+    assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
+    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
+    holder_kill(pid);
+    hl__shm_give_back(a, 0);
+  }
+}
+
+/* overlayfs, in a mount namespace of a child's. 0: noticed at once; 77: it cannot be mounted here. */
+static int overlay_try(void) {
+  char under[96], options[512], path[sizeof directory];
+  (void)snprintf(under, sizeof under, "%s/overlay", directory);
+  if (unshare(CLONE_NEWNS | (geteuid() ? CLONE_NEWUSER : 0)) != 0 || mkdir(under, 0700) != 0 ||
+      mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+      mount("tmpfs", under, "tmpfs", 0, NULL) != 0)
+    return 77;
+  static const char *const parts[] = {"lower", "upper", "work", "merged"};
+  for (int i = 0; i < 4; i++) {
+    if (snprintf(path, sizeof path, "%s/%s", under, parts[i]) >= (int)sizeof path) return 77;
+    if (mkdir(path, 0700) != 0) return 77;
+  }
+  (void)snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work",
+                 under, under, under);
+  if (mount("overlay", path, "overlay", 0, options) != 0) return 77;
+  memcpy(directory, path, sizeof directory);
+  hl__shm_space *own = space_open();
+  if (!own || !own->fragile) return 1;
+  hl__shm_session *session = session_begin(own);
+  if (take_one(session, row(2, 3, X), 0) != HL_OK) return 2;
+  close_all();
+  if (take_one(session, row(2, 4, X), 0) != HL_ECONNECTION) return 3;
+  return hl__shm_touchable(own) ? 4 : 0;
+}
+
+static void where_a_mapping_keeps_no_locks_each_call_looks(void **state) {
+  (void)state;
+  int status = 0;
+  char under[96];
+  assert_false(space->fragile);
+  pid_t pid = fork();
+  if (pid == 0) _exit(overlay_try());
+  (void)waitpid(pid, &status, 0);
+  (void)snprintf(under, sizeof under, "%s/overlay", directory);
+  (void)rmdir(under);
+  assert_true(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) return; /* no right to mount, or no overlayfs */
+  assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 static void a_lease_outlives_its_process(void **state) {
@@ -677,12 +789,6 @@ static void a_forked_child_has_nothing(void **state) {
 }
 
 /* --------------------------------------------------------------- the file */
-
-static int control_open(void) {
-  char path[96];
-  (void)snprintf(path, sizeof path, "%s/" HL__SHM_FILE, directory);
-  return open(path, O_RDWR | O_CLOEXEC);
-}
 
 static void a_removed_file_is_noticed(void **state) {
   (void)state;
@@ -936,6 +1042,9 @@ int main(int argc, char **argv) {
       IT(a_slot_is_not_taken_while_it_is_mended),
       IT(a_program_without_descriptors_keeps_its_locks),
       IT(a_program_that_executes_another_holds_nothing),
+      IT(the_dead_are_found_without_descriptors),
+      IT(a_program_that_lost_its_descriptor_gives_back),
+      IT(where_a_mapping_keeps_no_locks_each_call_looks),
       IT(a_lease_outlives_its_process),
       IT(a_forked_child_has_nothing),
       IT(a_removed_file_is_noticed),

@@ -90,6 +90,7 @@ struct hl__shm_space {
   hl__shm_table *table; /* the mapping; constant */
   uint32_t me;          /* the slot; constant */
   uint64_t namespace;   /* of pids; 0: not known. Constant */
+  bool fragile;         /* hl__shm_is_fragile; constant */
   int64_t shift_ms;     /* by which a time namespace shifts CLOCK_BOOTTIME. Constant */
   hl__a32 limit;        /* units that may be touched */
   hl__a32 hint;         /* where a free chunk was found last */
@@ -283,6 +284,9 @@ static inline int64_t hl__shm_ns(int64_t ms) {
    layout. Sets fd, device, inode, table, limit. HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE,
    HL_ECONNECTION (the directory was removed meanwhile), HL_ENOMEM. */
 int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error);
+/* Whether locks on bytes end with the descriptor, though the file is mapped. The caller has the lock
+   on INIT. */
+bool hl__shm_is_fragile(hl__shm_space *space);
 /* Whether the layout of the file is the wanted one; *agreed: a reference. */
 int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
                   hl_error *error);
@@ -290,8 +294,10 @@ int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agr
 int hl__shm_gone_error(const hl__shm_space *space, hl_error *error);
 /* Looks at the file and its name now; whether the space is gone. */
 bool hl__shm_look(hl__shm_space *space);
-/* Whether the mapping may be touched, even though its name leads elsewhere: a space whose directory was
-   renamed gives back all the same, as it may get its name back. */
+/* Whether the descriptor is still the space's own. */
+bool hl__shm_is_open(hl__shm_space *space);
+/* Whether the mapping may be touched, even though its name leads elsewhere, or its descriptor was
+   closed: the space gives back all the same, as others may find the directory. */
 bool hl__shm_touchable(hl__shm_space *space);
 
 /* A unit by its number, and for `units` of them; NULL: it is not there. Reads the size of the file
@@ -322,9 +328,9 @@ uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_
 int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error);
 /* Frees it, once no chunk is this process' any more; else says that it is dead, for a mender. */
 void hl__shm_slot_leave(hl__shm_space *space, bool free);
-/* Whether the process that has, or had, the slot is dead: it holds its byte no longer, and, if its
-   pid can be seen here, no such process runs. (A program may have closed all its descriptors.) A
-   slot that does not exist is a dead one's, a free slot, too. */
+/* Whether the process that has, or had, the slot is dead: it holds its byte no longer. False where
+   this process' own descriptor was closed, so that it cannot know. A slot that does not exist is a
+   dead one's, a free slot, too. */
 bool hl__shm_is_dead(hl__shm_space *space, uint32_t slot);
 /* "process 17 (stopped)", for messages. */
 void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t size);

@@ -87,10 +87,11 @@
 #define HL__SHM_CHUNKS 32768u
 
 /* Bytes of the file that are locked (F_OFD_SETLK), not written: that slot's process lives; one
-   process mends the slot; one process opens the file. */
+   process mends the slot; one process opens the file; it tries what becomes of a lock. */
 #define HL__SHM_LIFE 0x40000000
 #define HL__SHM_MEND 0x40010000
 #define HL__SHM_INIT 0x40020000
+#define HL__SHM_PROBE 0x40020001
 
 typedef _Atomic uint32_t hl__a32;
 typedef _Atomic uint64_t hl__a64;
@@ -306,10 +307,10 @@ typedef struct hl__shm_part {
 typedef struct hl__shm_slot {
   _Alignas(64) hl__a32 state; /* 0: free; 1: a process has it, or had it and is not mended */
   hl__a32 generation;         /* how many processes have had it */
-  hl__a64 pid, start;         /* its start time, in the kernel's ticks */
-  hl__a64 namespace;          /* the inode of its pid namespace */
+  hl__a64 pid;
+  hl__a64 namespace; /* the inode of its pid namespace; 0: not known */
   hl__a64 host[HL__SHM_TEXT(64)];
-  hl__a64 rest[20];
+  hl__a64 rest[21];
 } hl__shm_slot;
 
 typedef struct hl__shm_header {

@@ -199,27 +199,49 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
 
 /* --------------------------------------------- is it still the directory's? */
 
-/* What the descriptor says. */
-static int file_look(const hl__shm_space *space) {
-  struct stat st;
-  if (fstat(space->fd, &st) != 0 || st.st_ino != space->inode || st.st_dev != space->device)
-    return HL__SHM_CLOSED;
-  return st.st_size < (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK) ? HL__SHM_CUT : HL__SHM_HERE;
+static bool is_file(const hl__shm_space *space, const struct stat *st) {
+  return st->st_ino == space->inode && st->st_dev == space->device;
 }
 
-bool hl__shm_touchable(hl__shm_space *space) {
+static bool is_whole(const struct stat *st) {
+  return st->st_size >= (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK);
+}
+
+/* What the descriptor says. If its number is that of another descriptor of the same file, this
+   process' own lock is in the way there. */
+static int file_look(hl__shm_space *space) {
+  struct stat st;
+  if (fstat(space->fd, &st) != 0 || !is_file(space, &st) ||
+      (space->me && !hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)space->me)))
+    return HL__SHM_CLOSED;
+  return is_whole(&st) ? HL__SHM_HERE : HL__SHM_CUT;
+}
+
+/* The same; once it is closed or cut, it stays so. */
+static int file_state(hl__shm_space *space) {
   int gone = atomic_load(&space->gone);
-  if (gone == HL__SHM_CLOSED || gone == HL__SHM_CUT) return false;
-  if ((gone = file_look(space)) != HL__SHM_HERE) atomic_store(&space->gone, gone);
-  return gone == HL__SHM_HERE;
+  if (gone == HL__SHM_CLOSED || gone == HL__SHM_CUT) return gone;
+  gone = file_look(space);
+  if (gone) atomic_store(&space->gone, gone);
+  return gone;
+}
+
+bool hl__shm_is_open(hl__shm_space *space) { return file_state(space) != HL__SHM_CLOSED; }
+
+bool hl__shm_touchable(hl__shm_space *space) {
+  struct stat name;
+  const int gone = file_state(space);
+  if (gone != HL__SHM_CLOSED) return gone == HL__SHM_HERE;
+  /* The mapping keeps the slot this process', so it gives back what it has lost. */
+  return !space->fragile && stat(space->name, &name) == 0 && is_file(space, &name) &&
+         is_whole(&name);
 }
 
 bool hl__shm_look(hl__shm_space *space) {
   struct stat name;
   if (atomic_load(&space->gone)) return true;
-  int gone = file_look(space);
-  if (gone == HL__SHM_HERE && (stat(space->name, &name) != 0 || name.st_ino != space->inode ||
-                               name.st_dev != space->device))
+  int gone = file_state(space);
+  if (gone == HL__SHM_HERE && (stat(space->name, &name) != 0 || !is_file(space, &name)))
     gone = HL__SHM_REMOVED;
   if (gone) atomic_store(&space->gone, gone);
   return gone != HL__SHM_HERE;
@@ -228,7 +250,7 @@ bool hl__shm_look(hl__shm_space *space) {
 int hl__shm_gone_error(const hl__shm_space *space, hl_error *error) {
   static const char *const reasons[] = {
       [HL__SHM_CLOSED] = "the descriptor of the lock directory %s was closed, though not by "
-                         "hierlock; others are not kept out any more",
+                         "hierlock; the locks that this process has there are lost",
       [HL__SHM_CUT] = "a file of the lock directory %s was truncated while it was in use; remove "
                       "the directory while no program uses it",
       [HL__SHM_REMOVED] = "the lock directory %s was removed, renamed or replaced while it was in "
@@ -246,8 +268,9 @@ int hl__shm_check(hl__shm_space *space, bool at_once, hl_error *error) {
     return hl__error(error, HL_ECONNECTION, "the session belongs to the parent process");
   (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
   int64_t now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-  if (__builtin_expect(at_once || now - atomic_load_explicit(&space->looked, memory_order_relaxed) >
-                                      HL__SHM_LOOK_NS,
+  if (__builtin_expect(at_once || space->fragile ||
+                           now - atomic_load_explicit(&space->looked, memory_order_relaxed) >
+                               HL__SHM_LOOK_NS,
                        0)) {
     atomic_store_explicit(&space->looked, now, memory_order_relaxed);
     (void)hl__shm_look(space);
@@ -269,9 +292,10 @@ void *hl__shm_unit_behind(hl__shm_space *space, uint32_t unit, uint32_t units) {
   uint32_t top = hl__shm_chunks(space);
   if (unit == 0 || unit > top * HL__SHM_PER_CHUNK || top * HL__SHM_PER_CHUNK - unit < units)
     return NULL;
-  if (fstat(space->fd, &st) != 0 ||
-      st.st_size < (off_t)(HL__SHM_FIXED + (size_t)top * HL__SHM_CHUNK))
+  if ((fstat(space->fd, &st) != 0 || !is_file(space, &st)) &&
+      (stat(space->name, &st) != 0 || !is_file(space, &st))) /* the descriptor was closed */
     return NULL;
+  if (st.st_size < (off_t)(HL__SHM_FIXED + (size_t)top * HL__SHM_CHUNK)) return NULL;
   atomic_store(&space->limit, top * HL__SHM_PER_CHUNK);
   return (char *)space->table + HL__SHM_FIXED + (size_t)unit * HL__SHM_UNIT;
 }
@@ -316,4 +340,19 @@ void hl__shm_byte_unlock(hl__shm_space *space, off_t at) { (void)byte_set(space,
 bool hl__shm_byte_free(hl__shm_space *space, off_t at) {
   struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
   return fcntl(space->fd, F_OFD_GETLK, &byte) == 0 && byte.l_type == F_UNLCK;
+}
+
+bool hl__shm_is_fragile(hl__shm_space *space) {
+  struct stat st;
+  struct flock byte = {
+      .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = HL__SHM_PROBE, .l_len = 1};
+  int fd = hl__file_open(&space->directory, HL__SHM_FILE, &st);
+  void *page = MAP_FAILED;
+  if (fd >= 0 && is_file(space, &st) && fcntl(fd, F_OFD_SETLK, &byte) == 0)
+    page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+  hl__file_close(fd);
+  if (page == MAP_FAILED) return true;
+  bool fragile = hl__shm_byte_free(space, HL__SHM_PROBE);
+  (void)munmap(page, 4096);
+  return fragile;
 }

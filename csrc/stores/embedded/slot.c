@@ -1,89 +1,41 @@
 /*
- * slot.c - the slots of processes. A process lives as long as it holds the lock on the byte of its
- * slot; the kernel frees that lock after the last thread of the process has left its memory. So no
- * dead process writes any more.
+ * slot.c - the slots of processes. A process lives as long as the lock on the byte of its slot does.
+ * The kernel keeps that lock while the process has the file open or mapped, and frees it after the
+ * last thread has left the memory. So no dead process writes any more, one that has executed another
+ * program is dead, and one that has closed its descriptors is not. To judge takes no descriptor, no
+ * /proc and no right.
  *
- * A program may also close all its descriptors, and go on. Such a program keeps its locks while it
- * has the file mapped, if its pid can be seen here. In another pid namespace it counts as dead.
+ * overlayfs maps another file than the one that was opened, and its locks end with the descriptors
+ * (space->fragile). There each call looks whether its descriptor is still its own.
  */
 #include "embedded.h"
 
-#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* A file of /proc; births are forbidden until it is closed, if it is there: hence unchecked.
-   *known: it is there, or the kernel says that it is not; false where this process has no
-   descriptor or no right. */
-HL__UNCHECKED static FILE *process_file(uint64_t pid, const char *what, bool *known) {
-  char name[64];
-  (void)snprintf(name, sizeof name, "/proc/%llu/%s", (unsigned long long)pid, what);
+/* The state of a process, as a letter of the kernel's; 0: this process cannot see it. */
+static char process_state(uint64_t pid) {
+  char name[64], text[256];
+  (void)snprintf(name, sizeof name, "/proc/%llu/stat", (unsigned long long)pid);
   hl__fork_forbid();
-  FILE *file = fopen(name, "re");
-  *known = file || errno == ENOENT || errno == ESRCH;
-  if (!file) hl__fork_allow();
-  return file;
-}
-
-HL__UNCHECKED static void process_file_close(FILE *file) {
-  (void)fclose(file);
+  int fd = open(name, O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+  if (fd >= 0) (void)close(fd);
   hl__fork_allow();
-}
-
-/* When a process of that pid was started, in the kernel's ticks, and its state, as a letter. 0:
-   there is none. UNKNOWN: this process cannot look. */
-#define UNKNOWN UINT64_MAX
-static uint64_t process_start(uint64_t pid, char *state) {
-  char text[1024];
-  unsigned long long start = 0;
-  bool known;
-  FILE *file = process_file(pid, "stat", &known);
-  if (!file) return known ? 0 : UNKNOWN;
-  size_t n = fread(text, 1, sizeof text - 1, file);
-  process_file_close(file);
-  text[n] = '\0';
+  text[n > 0 ? n : 0] = '\0';
   /* The program's name stands in parentheses, and may contain some. */
   const char *rest = strrchr(text, ')');
-  if (!rest ||
-      sscanf(rest + 1,
-             " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-             state, &start) != 2)
-    return 0;
-  return start;
-}
-
-/* Whether the process may have the file mapped. A process that has executed another program is the
-   same one for the kernel, and has not. */
-static bool process_maps(uint64_t pid, uint64_t inode) {
-  char *line = NULL;
-  size_t size = 0;
-  bool known, found = false;
-  FILE *file = process_file(pid, "maps", &known);
-  if (!file) return !known; /* the process has ended meanwhile; or it is another user's */
-  while (!found && getline(&line, &size, file) > 0) {
-    unsigned long long number;
-    found = sscanf(line, "%*s %*s %*s %*s %llu", &number) == 1 && number == inode;
-  }
-  found = found || ferror(file);
-  process_file_close(file);
-  free(line);
-  return found;
+  return rest && rest[1] == ' ' ? rest[2] : '\0';
 }
 
 bool hl__shm_is_dead(hl__shm_space *space, uint32_t slot) {
-  char state = 0;
   if (slot == space->me) return false;
   if (slot == 0 || slot >= HL__SHM_SLOTS) return true; /* a damaged word */
-  if (!hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)slot)) return false;
-  const hl__shm_slot *it = &space->table->slot[slot];
-  if (atomic_load(&it->state) == 0) return true;
-  if (atomic_load(&it->namespace) != space->namespace || space->namespace == 0) return true;
-  const uint64_t pid = atomic_load(&it->pid), start = process_start(pid, &state);
-  if (start == UNKNOWN) return false;
-  return start == 0 || start != atomic_load(&it->start) || state == 'Z' || state == 'X' ||
-         !process_maps(pid, space->inode);
+  /* Were the descriptor another file's by now, the byte would say nothing. */
+  return hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)slot) && hl__shm_is_open(space);
 }
 
 void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t size) {
@@ -93,9 +45,8 @@ void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t s
   }
   const hl__shm_slot *it = &space->table->slot[slot];
   unsigned long long pid = atomic_load(&it->pid);
-  char state = 0;
-  bool seen = atomic_load(&it->namespace) == space->namespace && process_start(pid, &state) != 0;
-  const char *what = !seen                          ? ""
+  char state = atomic_load(&it->namespace) == space->namespace ? process_state(pid) : '\0';
+  const char *what = !state                         ? ""
                      : state == 'T' || state == 't' ? " (stopped)"
                      : state == 'D' || state == 'S' ? " (asleep)"
                                                     : " (running)";
@@ -118,17 +69,13 @@ static bool slot_enter(hl__shm_space *space, uint32_t slot) {
 
 int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
   struct stat st;
-  char state;
-  uint64_t start = process_start((uint64_t)getpid(), &state);
-  if (start && start != UNKNOWN && stat("/proc/self/ns/pid", &st) == 0)
-    space->namespace = st.st_ino;
+  if (stat("/proc/self/ns/pid", &st) == 0) space->namespace = st.st_ino;
   hl__shm_header *header = &space->table->header;
   for (uint32_t i = 1; i < HL__SHM_SLOTS - 1; i++) { /* the last: see space.c */
     hl__shm_slot *it = &space->table->slot[i];
     if (atomic_load(&it->state) || !slot_enter(space, i)) continue;
     space->me = i;
     atomic_store(&it->pid, (uint64_t)getpid());
-    atomic_store(&it->start, start);
     atomic_store(&it->namespace, space->namespace);
     hl__shm_text_set(it->host, sizeof it->host / sizeof *it->host, host, strlen(host));
     (void)atomic_fetch_add(&it->generation, 1);
@@ -146,9 +93,9 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
 
 void hl__shm_slot_leave(hl__shm_space *space, bool free) {
   hl__shm_slot *it = &space->table->slot[space->me];
-  /* No process has the pid 0: the slot is dead once its byte is free, though this process may go
-     on, and have the file mapped for another space. */
   atomic_store(&it->pid, 0);
   if (free) atomic_store(&it->state, 0);
-  hl__shm_byte_unlock(space, HL__SHM_LIFE + (off_t)space->me);
+  /* Else the number is another file's, and the byte is freed with the mapping. */
+  if (atomic_load(&space->gone) != HL__SHM_CLOSED)
+    hl__shm_byte_unlock(space, HL__SHM_LIFE + (off_t)space->me);
 }

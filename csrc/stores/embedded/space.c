@@ -110,6 +110,7 @@ static int slot_begin(hl__shm_space *space, const char *host, hl_error *error) {
     if (hl__shm_now() > deadline) return open_error(space, error);
     pause_for(500000);
   }
+  space->fragile = hl__shm_is_fragile(space);
   int status = boot_begin(space, boot, error); /* before it has a slot */
   if (status == HL_OK) {
     status = hl__shm_slot_take(space, host, error);
