@@ -201,10 +201,7 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
                          "it has other levels or buckets than the stores before "
                          "it");
   }
-  if (status == HL_OK)
-    member->inner = inner;
-  else if (inner)
-    member->ops->close(inner);
+  if (status == HL_OK) member->inner = inner;
   /* Trying again would not help. */
   if (status != HL_OK && status != HL_ECONNECTION && status != HL_ENOMEM) {
     member->refusal = status;
@@ -212,6 +209,12 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
   }
   member->opens = false;
   (void)pthread_cond_broadcast(&member->opened);
+  if (status != HL_OK && inner) {
+    /* A store may wait for threads of its own to end. */
+    hl__quorum_mutex_unlock(store);
+    member->ops->close(inner);
+    hl__quorum_mutex_lock(store);
+  }
   return status;
 }
 
