@@ -78,14 +78,18 @@ static void stay_loaded(void) {
     (void)dlopen(object.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
-static void begin(void) {
-  (void)pthread_atfork(NULL, NULL, in_child);
-  stay_loaded();
+static void forks_begin(void) { (void)pthread_atfork(NULL, NULL, in_child); }
+
+/* Before a thread is counted: the child would count it, too, and wait for it at its end. */
+static void forks_watch(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, forks_begin);
 }
 
 void hl__exit_begin(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, begin);
+  forks_watch();
+  (void)pthread_once(&once, stay_loaded);
 }
 
 /* Once for each client library. */
@@ -100,6 +104,7 @@ static void watch(const hl_store_ops *ops) {
 
 int hl__exit_watched_open(const hl_store_ops *ops, const hl_store_config *config, hl_store **store,
                           hl_error *error) {
+  forks_watch();
   if (ops->library_init) ops->library_init();
   if (ops->traits.blocks) watch(ops);
   hl__exit_await(1);

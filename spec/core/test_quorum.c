@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -58,7 +59,8 @@ typedef struct gate {
 static gate settles;       /* before a session is used again */
 static gate begins;        /* before a presence is written */
 static gate ends;          /* before it is dropped */
-static gate closes;        /* before the store is closed */
+static gate opens;         /* before the store is opened */
+static gate closes;        /* before it is closed */
 static atomic_bool cuts;   /* the answer to that drop does not come */
 static hl_store_ops gated; /* the embedded store, in directories named gated-... */
 static hl_lease_ops gated_leases;
@@ -105,6 +107,7 @@ static int gated_drop(hl_session *session, const hl_lease_terms *terms, bool con
 }
 
 static int gated_open(const hl_store_config *config, hl_store **store, hl_error *error) {
+  gate_pass(&opens);
   int status = hl_store_file.open(config, store, error);
   if (status) return status;
   atomic_fetch_add(&left, 1u);
@@ -311,6 +314,50 @@ static void a_presence_that_is_written_at_the_end_goes_too(void **state) {
 
 /* ------------------------------------------------------------------------- opening */
 
+static void *open_plainly(void *unused) {
+  static const hl_store_ops *const stores[] = {&gated, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager;
+  char dsn[160];
+  (void)snprintf(dsn, sizeof dsn, "file:%s/a", directory);
+  config.dsn = dsn;
+  config.stores = stores;
+  if (hl_manager_open(&config, &manager, NULL) != HL_OK) return unused;
+  hl_manager_close(manager);
+  return NULL;
+}
+
+/* In a process that has started no thread of the library: forks while another thread opens. Exits
+   with 0 if the child has ended at once. */
+static void fork_beside_an_open(void) {
+  pthread_t opener;
+  void *failed;
+  int status;
+  gate_close(&opens);
+  if (pthread_create(&opener, NULL, open_plainly, &status) != 0) _exit(2);
+  WAIT_UNTIL(atomic_load(&opens.reached));
+  int64_t begun = hl__now_ms();
+  pid_t child = fork();
+  if (child == 0) exit(0);
+  bool ended = waitpid(child, &status, 0) == child && status == 0;
+  int64_t took = hl__now_ms() - begun;
+  gate_open(&opens);
+  if (pthread_join(opener, &failed) != 0 || failed || !ended) _exit(3);
+  _exit(took < 2000 ? 0 : 1);
+}
+
+/* exit() waits for threads that connect; the child of a fork has none of them. The first test: no
+   thread was started yet. */
+static void a_child_does_not_wait_for_what_its_parent_opens(void **state) {
+  int status;
+  (void)state;
+  (void)fflush(NULL); /* the child's exit() writes it, too */
+  pid_t child = fork();
+  if (child == 0) fork_beside_an_open();
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+}
+
 static void *closes_open(void *unused) {
   int64_t end = hl__now_ms() + PATIENCE_MS;
   while (atomic_load(&closes.shut) && hl__now_ms() < end) sleep_ms(1);
@@ -359,6 +406,7 @@ static int test_end(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      TEST(a_child_does_not_wait_for_what_its_parent_opens),
       TEST(an_end_that_waits_does_not_end_the_presence_of_a_newer_lease),
       TEST(an_end_that_is_repeated_does_not_end_a_newer_presence),
       TEST(a_presence_that_is_written_at_the_end_goes_too),
@@ -368,6 +416,7 @@ int main(void) {
   if (hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK) return 1;
   gated = hl_store_file;
   gated.open = gated_open;
+  gated.traits.blocks = true; /* as the clients of servers do */
   gated.close = gated_close;
   gated.settle = gated_settle;
   gated.take = gated_take;
