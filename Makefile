@@ -112,7 +112,7 @@ STORE_BINDING := csrc/lua/store/module.c csrc/lua/error.c
 $(foreach store,$(CLIENTS),$(eval $(store) := $(wildcard csrc/stores/$($(store)_NAME)/*.c)))
 $(foreach store,$(CLIENTS),$(eval $(store)_BINDING := csrc/lua/store/$($(store)_NAME).c))
 # Small and without state that must be one: a store that is a module of its own has a copy of them.
-SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/socket.c csrc/core/layout.c csrc/core/dsn.c csrc/core/hmac.c
+SHARED := csrc/core/error.c csrc/core/record.c csrc/core/clock.c csrc/core/fork.c csrc/core/socket.c csrc/core/layout.c csrc/core/dsn.c csrc/core/hmac.c
 MYSQL_SHARED := csrc/stores/judge/judge.c
 POSTGRESQL_SHARED := $(MYSQL_SHARED)
 REDIS_SHARED := $(MYSQL_SHARED)

@@ -112,30 +112,6 @@ int hl__error_null(hl_error *error, const char *function) {
   return hl__error(error, HL_EMISUSE, "%s: an argument is NULL that must not be", function);
 }
 
-/* Copies up to size - 1 bytes, cut between two characters. */
-static void text_cut(char *out, size_t size, const char *text) {
-  size_t n = text ? strlen(text) : 0;
-  if (n >= size)
-    for (n = size - 1; n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80;) n--;
-  if (n > 0) memcpy(out, text, n);
-  out[n] = '\0';
-}
-
-int hl__error_revoked(hl_error *error, const char *by, const char *reason) {
-  bool named = by && *by, reasoned = reason && *reason;
-  (void)hl__error(error, HL_ELOST, "the lease was revoked%s%.63s%s%.127s", named ? " by " : "",
-                  named ? by : "", reasoned ? ": " : "", reasoned ? reason : "");
-  if (error) {
-    text_cut(error->revoked_by, sizeof error->revoked_by, by);
-    text_cut(error->reason, sizeof error->reason, reason);
-  }
-  return HL_ELOST;
-}
-
-int hl__error_imported(hl_error *error) {
-  return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
-}
-
 void hl__id_read(const char *digits, uint8_t id[16]) {
   memset(id, 0, 16);
   for (size_t n = 0; *digits && n < 32; digits++) {

@@ -42,11 +42,6 @@ int hl__error_null(hl_error *error, const char *function);
   do {                                                                                             \
     if (!(given)) return hl__error_null((error), __func__);                                        \
   } while (0)
-/* HL_ELOST: the lease was revoked. by, reason: NULL or "" if not known. Both are cut to the size of
-   their fields in hl_error. */
-int hl__error_revoked(hl_error *error, const char *by, const char *reason);
-/* HL_ELOST: another handle has the lease. */
-int hl__error_imported(hl_error *error);
 /* Reads 16 bytes from hexadecimal digits, with dashes between them or not. */
 void hl__id_read(const char *digits, uint8_t id[16]);
 /* The status of that name in the contract; HL_ESTORE for an unknown name. */

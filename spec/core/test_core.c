@@ -9,6 +9,7 @@
 #include "fork.h"
 #include "layout.h"
 #include "plan.h"
+#include "record.h"
 #include "store.h"
 
 #include <errno.h>
@@ -940,6 +941,57 @@ static void what_is_left_is_never_too_long(void **state) {
   assert_in_range(left, 1, 999);
 }
 
+/* -------------------------------------------------------------- records */
+
+static void a_record_is_judged_for_all_stores(void **state) {
+  (void)state;
+  static const struct {
+    hl__record record;
+    int status;
+    const char *message;
+  } cases[] = {
+      {{HL__RECORD_FITS}, HL_OK, NULL},
+      {{HL__RECORD_FITS, .import = true}, HL_OK, NULL},
+      {{.holder = true, .secret = true}, HL_ELOST, "the lease has ended: it was released, or "},
+      {{.forgets = true},
+       HL_ELOST,
+       "the lease has ended: it was released, or another owner has "
+       "taken its nodes since; or the server has forgotten it"},
+      {{.again = true}, HL__ABSENT, NULL},
+      {{.there = true, .secret = true}, HL_ELOST, "the lease was imported, and belongs to that h"},
+      /* A former holder, of what was revoked since. */
+      {{.there = true, .secret = true, .revoked = true, .again = true},
+       HL_ELOST,
+       "the lease was imported, and belongs to that handle now"},
+      {{HL__RECORD_FITS, .revoked = true, .by = "anna", .reason = "night", .behind = true},
+       HL_ELOST,
+       "the lease was revoked by anna: night"},
+      {{.there = true, .secret = true, .import = true, .revoked = true},
+       HL_ELOST,
+       "the lease was revoked"},
+      /* The caller does not know the secret: it hears nothing of the lease. */
+      {{.there = true, .import = true, .holder = true, .rows = true, .revoked = true},
+       HL_ELOST,
+       "the lease has ended: "},
+      {{HL__RECORD_FITS, .behind = true, .late = true}, HL_ELOST, "the lease has ended: "},
+      {{HL__RECORD_FITS, .late = true}, HL_ECONNECTION, "the server has read a later refresh "},
+      {{.there = true, .import = true, .secret = true}, HL_ELOST, "the lease was imported, "},
+      {{.there = true, .import = true, .secret = true, .holder = true},
+       HL_EMISMATCH,
+       "the lease locks something else than its text says"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    hl_error error = {0};
+    assert_int_equal(hl__record_check(&cases[i].record, &error), cases[i].status);
+    assert_int_equal(hl__record_check(&cases[i].record, NULL), cases[i].status);
+    if (!cases[i].message) continue;
+    assert_int_equal(error.status, cases[i].status);
+    assert_memory_equal(error.message, cases[i].message, strlen(cases[i].message));
+    assert_string_equal(error.revoked_by, cases[i].record.by ? cases[i].record.by : "");
+    assert_string_equal(error.reason, cases[i].record.reason ? cases[i].record.reason : "");
+  }
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layout_hashes_as_in_the_contract),
@@ -972,6 +1024,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(closing_ends_the_waits_of_other_threads),
       cmocka_unit_test(sums_of_times_saturate),
       cmocka_unit_test(what_is_left_is_never_too_long),
+      cmocka_unit_test(a_record_is_judged_for_all_stores),
       cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -7,6 +7,7 @@
 #include "hierlock.h"
 #include "clock.h"
 #include "error.h"
+#include "record.h"
 #include "store.h"
 
 #include "../../csrc/stores/file/ledger.h"
@@ -106,7 +107,8 @@ static int fake_refresh(hl_session *self, const hl_lease_terms *terms, int64_t t
   while (store.hangs) (void)usleep(500);
   int status = store.fails;
   store.fails = 0;
-  if (status == HL_ELOST) return hl__error_revoked(error, "admin", "lunch");
+  const hl__record revoked = {HL__RECORD_FITS, .revoked = true, .by = "admin", .reason = "lunch"};
+  if (status == HL_ELOST) return hl__record_check(&revoked, error);
   if (status) return hl__error(error, status, "as it was told");
   *sent_ms = sent;
   return HL_OK;

@@ -9,6 +9,7 @@
  */
 #include "embedded_store.h"
 #include "mode.h"
+#include "record.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -150,21 +151,24 @@ static int grip_find(hl__shm_space *space, const hl_lease_terms *terms, int64_t 
   return HL__ABSENT;
 }
 
-static int gone_error(hl_error *error) {
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended: it was released, or another owner has "
-                   "taken its nodes since");
-}
+static int gone_error(hl_error *error) { return hl__record_check(&(hl__record){0}, error); }
 
-/* Says who has revoked the lease, and why. */
-static int revoked_error(hl__shm_lease *lease, hl_error *error) {
+/* Judges a lease; *record says what fits. */
+static int judge(hl__shm_lease *lease, hl__record *record, hl_error *error) {
   char by[sizeof lease->by], reason[sizeof lease->reason];
   char shown_by[sizeof by], shown_reason[sizeof reason];
   hl__shm_text_get(by, lease->by, HL__SHM_TEXT(sizeof by));
   hl__shm_text_get(reason, lease->reason, HL__SHM_TEXT(sizeof reason));
   (void)hl__escape(shown_by, sizeof shown_by, by, strlen(by));
   (void)hl__escape(shown_reason, sizeof shown_reason, reason, strlen(reason));
-  return hl__error_revoked(error, shown_by, shown_reason);
+  const bool over = atomic_load(&lease->base.end) == 0;
+  record->revoked = over && atomic_load(&lease->revoked) != 0;
+  record->there = !over || record->revoked; /* else a waiter has just ended it */
+  record->by = shown_by;
+  record->reason = shown_reason;
+  int status = hl__record_check(record, error);
+  record->by = record->reason = NULL;
+  return status;
 }
 
 /* A revoked lease has been told of, or none will ask: its record is free. */
@@ -187,12 +191,10 @@ static int enter(hl_session *base, const hl_lease_terms *terms, int64_t deadline
   status = grip_find(space, terms, deadline, self);
   if (status == HL__ABSENT) return gone_error(error);
   if (status) return busy_error(error);
-  if (!hl__embedded_id_is(holder_of(self->lease), terms->holder))
-    status = hl__error_imported(error);
-  else if (atomic_load(&self->lease->base.end) == 0) {
-    status = revoked_error(self->lease, error);
-    note_forget(self);
-  }
+  hl__record record = {HL__RECORD_FITS};
+  record.holder = hl__embedded_id_is(holder_of(self->lease), terms->holder);
+  status = judge(self->lease, &record, error);
+  if (record.holder && record.revoked) note_forget(self);
   if (status) grip_leave(self);
   return status;
 }
@@ -454,7 +456,7 @@ static int rows_compare(const grip *self, const hl_request *request, hl_error *e
     at = node->chain;
   }
   if (!at && met == request->n) return HL_OK;
-  return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
+  return hl__record_refuse(HL__RECORD_MISMATCH, NULL, error);
 }
 
 static int adopt(hl__embedded_session *session, const grip *self, const hl_request *request,
@@ -465,11 +467,12 @@ static int adopt(hl__embedded_session *session, const grip *self, const hl_reque
   /* The caller gave up while this thread waited for the lease; another import may have come since. */
   if (atomic_load(&session->interrupted))
     return hl__error(error, HL_CANCELLED, "the import was interrupted");
-  if (!hl__embedded_id_is(lease->secret, terms->secret)) return gone_error(error);
-  if (atomic_load(&lease->base.end) == 0) return revoked_error(lease, error);
+  hl__record record = {HL__RECORD_FITS, .import = true};
+  record.secret = hl__embedded_id_is(lease->secret, terms->secret);
   id_get(found, holder_of(lease));
-  if (!hl__replaces(terms, found, grant)) return hl__error_imported(error);
-  int status = rows_compare(self, request, error);
+  record.holder = hl__replaces(terms, found, grant);
+  int status = judge(lease, &record, error);
+  if (status == HL_OK) status = rows_compare(self, request, error);
   if (status) return status;
   whose(session, lease);
   uint64_t turn = atomic_load(&lease->turn);

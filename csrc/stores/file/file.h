@@ -54,6 +54,7 @@
 #include "error.h"
 #include "fork.h"
 #include "mutex.h"
+#include "record.h"
 #include "store.h"
 
 #include "../embedded/directory.h"

@@ -209,14 +209,10 @@ static int revoked_error(const hl__ledger_record *record, hl_error *error) {
   char by[sizeof record->by], reason[sizeof record->reason];
   text_take(by, sizeof by, record->by, sizeof record->by);
   text_take(reason, sizeof reason, record->reason, sizeof record->reason);
-  return hl__error_revoked(error, by, reason);
+  return hl__record_refuse(HL__RECORD_REVOKED, &(hl__record){.by = by, .reason = reason}, error);
 }
 
-static int gone_error(hl_error *error) {
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended: it was released, or another owner has "
-                   "taken its nodes since");
-}
+static int gone_error(hl_error *error) { return hl__record_check(&(hl__record){0}, error); }
 
 /* The record that this holder has. HL_ELOST: it has none. */
 static int record_of_holder(hl__ledger *ledger, const hl_lease_terms *terms, uint32_t *number,
@@ -224,7 +220,8 @@ static int record_of_holder(hl__ledger *ledger, const hl_lease_terms *terms, uin
     HL__REQUIRES(hl__file_ledger_mutex) {
   *record = find(ledger, terms, number);
   if (!*record) return gone_error(error);
-  if (!same((*record)->holder, terms->holder)) return hl__error_imported(error);
+  if (!same((*record)->holder, terms->holder))
+    return hl__record_refuse(HL__RECORD_IMPORTED, NULL, error);
   if (atomic_load(&(*record)->state) == HL__LEDGER_LIVE) return HL_OK;
   int status = revoked_error(*record, error);
   hl__ledger_forget(ledger, *number);
@@ -335,9 +332,11 @@ static int adopt(hl__file_session *session, const hl_request *request, hl_grant 
   hl__ledger_record *record = find(ledger, terms, &number);
   if (!record || !same(record->secret, terms->secret)) return gone_error(error);
   if (atomic_load(&record->state) != HL__LEDGER_LIVE) return revoked_error(record, error);
-  if (!hl__replaces(terms, record->holder, grant)) return hl__error_imported(error);
-  if (!rows_visit(ledger, number, row_is_wanted, &rows) || rows.met != rows.n)
-    return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
+  hl__record seen = {HL__RECORD_FITS, .import = true};
+  seen.holder = hl__replaces(terms, record->holder, grant);
+  seen.rows = rows_visit(ledger, number, row_is_wanted, &rows) && rows.met == rows.n;
+  int status = hl__record_check(&seen, error);
+  if (status) return status;
   /* Killed in the middle: the holder is nobody, and the text is as good as it was. */
   memcpy(record->holder, terms->holder, sizeof record->holder);
   whose(session, record);

@@ -58,7 +58,9 @@ static int lost(const inquest *self, hl_error *error) {
   if (status) return status;
   if (item.found) {
     const char *end = item.data + strlen(item.data);
-    (void)hl__error_revoked(error, item.data, end < item.data + item.size ? end + 1 : "");
+    const hl__record record = {.by = item.data,
+                               .reason = end < item.data + item.size ? end + 1 : ""};
+    (void)hl__record_refuse(HL__RECORD_REVOKED, &record, error);
   } else {
     (void)hl__error(error, HL_ELOST,
                     "the lease has ended, or was imported, and belongs to that "
@@ -364,10 +366,10 @@ static int adopt_check(const inquest *self, const hl__memcached_document *docume
   free(item.data);
   if (!item.found) return lost(self, error);
   if (!known) return garbage(self->terms->id, error);
-  if (memcmp(record->secret, self->terms->secret, sizeof record->secret) != 0)
-    return hl__error(error, HL_ELOST, "the text is not that of the lease");
-  if (rows_are(document, entry, request)) return HL_OK;
-  return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
+  hl__record seen = {HL__RECORD_FITS, .import = true, .forgets = true};
+  seen.secret = memcmp(record->secret, self->terms->secret, sizeof record->secret) == 0;
+  seen.rows = rows_are(document, entry, request);
+  return hl__record_check(&seen, error);
 }
 
 /* One try. HL__AGAIN: another client has written the document meanwhile. */
@@ -387,7 +389,7 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   if (status == HL_OK && atomic_load(&session->wakeup.interrupted))
     status = hl__error(error, HL_CANCELLED, "the import was interrupted");
   if (status == HL_OK && !hl__replaces(self->terms, entry->holder, grant))
-    status = hl__error_imported(error);
+    status = hl__record_refuse(HL__RECORD_IMPORTED, NULL, error);
   if (status == HL_OK) {
     memcpy(entry->holder, self->terms->holder, sizeof entry->holder);
     grant->token = entry->token;

@@ -50,6 +50,7 @@
 #include "error.h"
 #include "fork.h"
 #include "layout.h"
+#include "record.h"
 #include "socket.h"
 #include "store.h"
 

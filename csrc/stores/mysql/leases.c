@@ -35,24 +35,25 @@ static int to_lease(hl_session *base, const hl_request *request, hl_grant *grant
 /* -------------------------------------------------------------- one record */
 
 static int gone_error(const hl_lease_terms *terms, hl_error *error) {
-  if (terms->again) return HL__ABSENT;
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended: it was released, or another owner has "
-                   "taken its nodes since");
+  return hl__record_check(&(hl__record){.again = terms->again}, error);
 }
 
 static bool is_one(const char *value) { return value && value[0] == '1'; }
 
-/* Row: whether the lease is revoked; the revoker; the reason. */
-static int revoked_error(MYSQL_ROW row, hl_error *error) {
-  char by[64], reason[128];
-  hl__text_take(by, sizeof by, row[1]);
-  hl__text_take(reason, sizeof reason, row[2]);
-  return hl__error_revoked(error, by, reason);
-}
-
 /* Row: whether the lease is revoked; the revoker; the reason; whether the holder fits, or,
-   by_secret, the secret; the time left, in us; the holder; whether terms->token is later. */
+   by_secret, the secret; the time left, in us; the holder; whether terms->token is later; whether
+   terms->turn is not. */
+enum {
+  REVOKED,
+  BY,
+  WHY,
+  FITS,
+  LEFT_US,
+  HOLDER,
+  BEHIND,
+  LATE,
+  FIELDS
+};
 static int record_query(hl__mysql_session *session, const hl_lease_terms *terms, bool by_secret,
                         MYSQL_RES **result, hl_error *error) {
   hl__text t;
@@ -65,36 +66,55 @@ static int record_query(hl__mysql_session *session, const hl_lease_terms *terms,
     hl__mysql_put_id(&t, "l.holder=", terms->holder);
   hl__text_put(&t,
                ",GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)),"
-               "HEX(l.holder),l.token DIV 256<%llu FROM %s l",
-               (unsigned long long)(terms->token >> 8), session->store->leases);
+               "HEX(l.holder),l.token DIV 256<%llu,l.turn>=%llu FROM %s l",
+               (unsigned long long)(terms->token >> 8), (unsigned long long)terms->turn,
+               session->store->leases);
   hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
   int status = hl__mysql_query(session, t.data, t.used, result, error);
   free(t.data);
   return status;
 }
 
+/* Judges a row of record_query, NULL if there is none; *record says what fits. */
+static int row_judge(MYSQL_ROW row, const hl_lease_terms *terms, hl__record *record,
+                     hl_error *error) {
+  char by[64] = "", reason[128] = "";
+  record->again = terms->again;
+  record->there = row != NULL;
+  if (row) {
+    record->revoked = is_one(row[REVOKED]);
+    hl__text_take(by, sizeof by, row[BY]);
+    hl__text_take(reason, sizeof reason, row[WHY]);
+  }
+  record->by = by;
+  record->reason = reason;
+  int status = hl__record_check(record, error);
+  record->by = record->reason = NULL;
+  return status;
+}
+
 /* Whether the holder has the lease: HL_OK, and for how long; HL_ELOST, and why not. A server that
-   has forgotten an upgrade has let readers in, maybe: it loses the lease. */
-static int record_judge(hl__mysql_session *session, const hl_lease_terms *terms, int64_t *left_ms,
-                        hl_error *error) {
+   has forgotten an upgrade has let readers in, maybe: it loses the lease. refresh: terms->turn
+   counts. */
+static int record_judge(hl__mysql_session *session, const hl_lease_terms *terms, bool refresh,
+                        int64_t *left_ms, hl_error *error) {
   MYSQL_RES *result;
   uint64_t deleted;
-  bool forgotten = false;
+  hl__record record = {HL__RECORD_FITS};
   int status = record_query(session, terms, false, &result, error);
   if (status == HL_OK) {
-    MYSQL_ROW row = hl__mysql_row(result, 7);
-    if (!row)
-      status = gone_error(terms, error);
-    else if (!is_one(row[3]))
-      status = hl__error_imported(error);
-    else if (is_one(row[0]))
-      status = revoked_error(row, error);
-    else if (!(forgotten = is_one(row[6])))
-      *left_ms = row[4] ? strtoll(row[4], NULL, 10) / 1000 : 0;
+    MYSQL_ROW row = hl__mysql_row(result, FIELDS);
+    record.holder = row && is_one(row[FITS]);
+    record.behind = row && is_one(row[BEHIND]);
+    record.late = row && refresh && is_one(row[LATE]);
+    status = row_judge(row, terms, &record, error);
+    if (status == HL_OK) *left_ms = row[LEFT_US] ? strtoll(row[LEFT_US], NULL, 10) / 1000 : 0;
   }
   mysql_free_result(result);
-  if (forgotten) status = hl__mysql_record_delete(session, terms, true, &deleted, error);
-  if (status == HL_OK && forgotten) status = gone_error(terms, error);
+  if (record.behind && record.holder && !record.revoked) {
+    int done = hl__mysql_record_delete(session, terms, true, &deleted, error);
+    if (done) status = done;
+  }
   return end(session, status, error);
 }
 
@@ -102,13 +122,14 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
                          int64_t *left_ms, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_begin(session, deadline, error);
-  return status ? status : record_judge(session, terms, left_ms, error);
+  return status ? status : record_judge(session, terms, false, left_ms, error);
 }
 
 /* Says why a change has changed nothing: the record is not there, or not this holder's. */
-static int why(hl__mysql_session *session, const hl_lease_terms *terms, hl_error *error) {
+static int why(hl__mysql_session *session, const hl_lease_terms *terms, bool refresh,
+               hl_error *error) {
   int64_t left;
-  int status = record_judge(session, terms, &left, error);
+  int status = record_judge(session, terms, refresh, &left, error);
   return status ? status : gone_error(terms, error);
 }
 
@@ -119,7 +140,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   int status = hl__mysql_begin(session, deadline, error);
   if (status == HL_OK)
     status = hl__mysql_record_refresh(session, terms, ttl, sent_ms, &changed, error);
-  if (status == HL_OK && changed == 0) status = why(session, terms, error);
+  if (status == HL_OK && changed == 0) status = why(session, terms, true, error);
   return status;
 }
 
@@ -129,7 +150,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   uint64_t deleted = 0;
   int status = hl__mysql_begin(session, confirm ? deadline : 0, error);
   if (status == HL_OK) status = hl__mysql_record_delete(session, terms, confirm, &deleted, error);
-  if (status == HL_OK && confirm && deleted == 0) status = why(session, terms, error);
+  if (status == HL_OK && confirm && deleted == 0) status = why(session, terms, false, error);
   return status;
 }
 
@@ -226,13 +247,11 @@ static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms, 
   MYSQL_RES *result;
   int status = record_query(session, terms, true, &result, error);
   if (status == HL_OK) {
-    MYSQL_ROW row = hl__mysql_row(result, 7);
-    if (!row || !is_one(row[3]))
-      status = gone_error(terms, error);
-    else if (is_one(row[0]))
-      status = revoked_error(row, error);
-    else
-      (void)snprintf(holder, 33, "%.32s", row[5] ? row[5] : "");
+    MYSQL_ROW row = hl__mysql_row(result, FIELDS);
+    hl__record record = {HL__RECORD_FITS, .import = true};
+    record.secret = row && is_one(row[FITS]);
+    status = row_judge(row, terms, &record, error);
+    if (status == HL_OK) (void)snprintf(holder, 33, "%.32s", row[HOLDER] ? row[HOLDER] : "");
   }
   mysql_free_result(result);
   return status;
@@ -281,10 +300,12 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
     if (status) return status;
     status = holder_find(session, request->lease, holder, error);
     if (status == HL_OK) hl__id_read(holder, found);
-    if (status == HL_OK && !hl__replaces(request->lease, found, grant))
-      status = hl__error_imported(error);
-    if (status == HL_OK && strcmp(holder, before) == 0)
-      status = hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
+    if (status == HL_OK) {
+      hl__record record = {HL__RECORD_FITS, .import = true};
+      record.holder = hl__replaces(request->lease, found, grant);
+      record.rows = strcmp(holder, before) != 0;
+      status = hl__record_check(&record, error);
+    }
     if (status) return end(session, status, error);
     status = adopt_from(session, request, holder, deadline, grant, error);
     if (status != HL__AGAIN) return status;

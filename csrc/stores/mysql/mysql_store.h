@@ -36,6 +36,7 @@
 #include "socket.h"
 #include "store.h"
 
+#include "../../core/record.h"
 #include "../judge/judge.h"
 
 #include <mysql.h>

@@ -17,10 +17,7 @@
 static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session *)(void *)session; }
 
 static int gone_error(const hl_lease_terms *terms, hl_error *error) {
-  if (terms->again) return HL__ABSENT;
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended: it was released, or another owner has "
-                   "taken its nodes since");
+  return hl__record_check(&(hl__record){.again = terms->again}, error);
 }
 
 /* Prepares the session for a statement. HL__ABSENT: there are no tables. */
@@ -74,34 +71,42 @@ static void put_names(hl__pg_part *part, const hl_lease_terms *terms) {
   hl__pg_bytes(part, terms->holder, 16);
 }
 
-/* With holder NULL, says why this holder has no record: HL_ELOST. Otherwise finds the holder of
-   the record for a caller that knows the secret. HL_OK, HL_ELOST, HL__ABSENT. */
+static bool is_true(const PGresult *result, int column) {
+  const char *field = hl__pg_field(result, 0, column);
+  return field && *field == 't';
+}
+
+/* Reads the record, and judges it. With a holder, for an import: then that is who has the lease; any
+   will do. refresh: terms->turn counts. HL_OK, HL_ELOST, HL__ABSENT, HL_ECONNECTION. */
 static int record_find(hl__pg_session *session, const hl_lease_terms *terms, char holder[40],
-                       int64_t deadline, hl_error *error) {
+                       bool refresh, int64_t deadline, hl_error *error) {
   hl__pg_part part = {.number = -1,
                       .sql = "SELECT l.holder=$2::uuid,l.revoked IS NOT NULL,l.revoked_by,"
-                             "l.reason,l.secret=sha256($3::bytea),l.holder::text FROM "
+                             "l.reason,l.secret=sha256($3::bytea),l.holder::text,"
+                             "l.turn>=$4::int8 FROM "
                              "public.hier_lock_leases l WHERE l.id=$1::uuid"};
+  char turn[24], by[128], reason[256];
   put_names(&part, terms);
   hl__pg_bytes(&part, terms->secret, 16);
+  hl__pg_number(&part, turn, (int64_t)terms->turn);
   int status = run(session, &part, deadline, error);
   if (status) return status;
   const PGresult *result = session->kept;
-  const char *ours = hl__pg_field(result, 0, 0);
-  const char *revoked = hl__pg_field(result, 0, 1);
-  const char *known = hl__pg_field(result, 0, 4);
   const char *name = hl__pg_field(result, 0, 5);
-  if (!ours || !revoked || !name || (holder && (!known || *known != 't')))
-    return gone_error(terms, error);
-  if (*revoked == 't' && (holder || *ours == 't')) {
-    char by[128], reason[256];
-    text_take(result, 0, 2, by, sizeof by, false);
-    text_take(result, 0, 3, reason, sizeof reason, false);
-    return hl__error_revoked(error, by, reason);
-  }
-  if (!holder) return hl__error_imported(error);
-  (void)snprintf(holder, 40, "%s", name);
-  return HL_OK;
+  hl__record record = {.there = name != NULL,
+                       .import = holder != NULL,
+                       .secret = !holder || is_true(result, 4),
+                       .holder = holder || is_true(result, 0),
+                       .rows = true,
+                       .revoked = is_true(result, 1),
+                       .by = by,
+                       .reason = reason,
+                       .late = refresh && is_true(result, 6),
+                       .again = terms->again};
+  text_take(result, 0, 2, by, sizeof by, false);
+  text_take(result, 0, 3, reason, sizeof reason, false);
+  if (holder) (void)snprintf(holder, 40, "%s", name ? name : "");
+  return hl__record_check(&record, error);
 }
 
 #define DROP(and)                                                                                  \
@@ -112,16 +117,16 @@ static int record_find(hl__pg_session *session, const hl_lease_terms *terms, cha
 
 /* Says why. A server that has forgotten an upgrade has let readers in, maybe: it loses the
    lease. */
-static int lost(hl__pg_session *session, const hl_lease_terms *terms, int64_t deadline,
-                hl_error *error) {
+static int lost(hl__pg_session *session, const hl_lease_terms *terms, bool refresh,
+                int64_t deadline, hl_error *error) {
   hl__pg_part part = {.number = -1, .sql = DROP(" AND token<$3::int8")};
   char token[24];
   put_names(&part, terms);
   hl__pg_number(&part, token, (int64_t)(terms->token >> 8));
   int status = run(session, &part, deadline, error);
   if (status) return status;
-  return count(session) > 0 ? gone_error(terms, error)
-                            : record_find(session, terms, NULL, deadline, error);
+  if (count(session) == 0) status = record_find(session, terms, NULL, refresh, deadline, error);
+  return status ? status : gone_error(terms, error);
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
@@ -142,7 +147,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   *sent_ms = hl__boot_ms();
   status = run(session, &part, deadline, error);
   if (status) return status;
-  return count(session) == 1 ? HL_OK : lost(session, terms, deadline, error);
+  return count(session) == 1 ? HL_OK : lost(session, terms, true, deadline, error);
 }
 
 static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
@@ -160,7 +165,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   status = run(session, &part, deadline, error);
   if (status) return status;
   const char *left = hl__pg_field(session->kept, 0, 0);
-  if (!left) return lost(session, terms, deadline, error);
+  if (!left) return lost(session, terms, false, deadline, error);
   int64_t ms = strtoll(left, NULL, 10);
   *left_ms = ms > 0 ? ms : 0;
   return HL_OK;
@@ -177,7 +182,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
     part.number = HL__PG_DROP;
     status = run(session, &part, deadline, error);
     if (status) return status;
-    return count(session) > 0 ? HL_OK : lost(session, terms, deadline, error);
+    return count(session) > 0 ? HL_OK : lost(session, terms, false, deadline, error);
   }
   int status = hl__pg_settle(session, deadline, false, error);
   if (status == HL_TIMEOUT)
@@ -296,14 +301,16 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   int status = ready(session, deadline, error); /* settle forgets earlier interruptions */
   if (status) return status == HL__ABSENT ? gone_error(request->lease, error) : status;
   while (!token) {
-    status = record_find(session, request->lease, holder, deadline, error);
+    status = record_find(session, request->lease, holder, false, deadline, error);
     if (status) return status;
     if (atomic_load(&session->wakeup.interrupted)) /* that holder may be a later import */
       return hl__error(error, HL_CANCELLED, "the import was interrupted");
     hl__id_read(holder, found);
-    if (!hl__replaces(request->lease, found, grant)) return hl__error_imported(error);
-    if (strcmp(holder, before) == 0)
-      return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
+    hl__record record = {HL__RECORD_FITS, .import = true};
+    record.holder = hl__replaces(request->lease, found, grant);
+    record.rows = strcmp(holder, before) != 0;
+    status = hl__record_check(&record, error);
+    if (status) return status;
     status = adopt_from(session, request, holder, deadline, grant, error);
     if (status) return status;
     token = hl__pg_field(session->kept, 0, 0);
@@ -340,7 +347,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
     status = hl__pg_lease_convert(session, request, grant, error);
   } while (status == HL_ELOST && !request->upgrade &&
            token_find(session, terms, &grant->token, limit));
-  if (status == HL_ELOST) return lost(session, terms, limit, error);
+  if (status == HL_ELOST) return lost(session, terms, false, limit, error);
   /* settle forgets a later one. */
   (void)hl__wakeup_interruption_take(&session->wakeup);
   /* The rows may be locked because the lease has ended. */

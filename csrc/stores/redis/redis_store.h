@@ -33,6 +33,7 @@
 #include "fork.h"
 #include "layout.h"
 #include "list.h"
+#include "record.h"
 #include "socket.h"
 #include "store.h"
 

@@ -322,18 +322,23 @@ int hl__redis_replicated(hl__redis_session *session, int64_t deadline, hl_error 
   return HL_ESTORE;
 }
 
-/* {1, ...}: HL_OK. {0, why, by, reason}: there is no record of that holder. */
+/* {1, ...}: HL_OK. {0, why, by, reason}: there is no record of that holder; the script has judged
+   as hl__record_judge does. */
 int hl__redis_judge(const redisReply *reply, hl_error *error) {
+  static const struct {
+    const char *why;
+    hl__verdict verdict;
+  } verdicts[] = {{"revoked", HL__RECORD_REVOKED},
+                  {"imported", HL__RECORD_IMPORTED},
+                  {"mismatch", HL__RECORD_MISMATCH},
+                  {"late", HL__RECORD_LATE}};
+  const hl__record record = {.by = hl__redis_reply_text(reply, 2),
+                             .reason = hl__redis_reply_text(reply, 3),
+                             .forgets = true};
   const char *why = hl__redis_reply_text(reply, 1);
+  hl__verdict verdict = HL__RECORD_GONE;
   if (hl__redis_reply_number(reply, 0) == 1) return HL_OK;
-  if (strcmp(why, "revoked") == 0)
-    return hl__error_revoked(error, hl__redis_reply_text(reply, 2), hl__redis_reply_text(reply, 3));
-  if (strcmp(why, "imported") == 0) return hl__error_imported(error);
-  if (strcmp(why, "mismatch") == 0)
-    return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
-  if (strcmp(why, "late") == 0)
-    return hl__error(error, HL_ECONNECTION, "the server has read a later refresh before");
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended: it was released, or another owner has "
-                   "taken its nodes since; or the server has forgotten it");
+  for (size_t i = 0; i < sizeof verdicts / sizeof *verdicts; i++)
+    if (strcmp(why, verdicts[i].why) == 0) verdict = verdicts[i].verdict;
+  return hl__record_refuse(verdict, &record, error);
 }

@@ -203,18 +203,17 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
     return SQLITE_OK;
   }
   int code = hl__sqlite_find(session, terms, &it);
-  if (code == SQLITE_DONE ||
-      (code == SQLITE_ROW && !hl__sqlite_is_bytes(it, HL__COLUMN_SECRET, terms->secret)))
-    *status = hl__sqlite_gone(error);
-  else if (code == SQLITE_ROW && sqlite3_column_int(it, HL__COLUMN_REVOKED))
-    *status = hl__sqlite_revoked(it, error);
-  else if (code == SQLITE_ROW &&
-           (sqlite3_column_bytes(it, HL__COLUMN_HOLDER) != 16 ||
-            !hl__replaces(terms, sqlite3_column_blob(it, HL__COLUMN_HOLDER), self->grant)))
-    *status = hl__error_imported(error);
-  else if (code == SQLITE_ROW && !is_same_rows(it, self->request))
-    *status = hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
-  if (code == SQLITE_ROW) self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+  if (code == SQLITE_ROW || code == SQLITE_DONE) {
+    hl__record record = {.import = true};
+    if (code == SQLITE_ROW) {
+      record.secret = hl__sqlite_is_bytes(it, HL__COLUMN_SECRET, terms->secret);
+      record.holder = sqlite3_column_bytes(it, HL__COLUMN_HOLDER) == 16 &&
+                      hl__replaces(terms, sqlite3_column_blob(it, HL__COLUMN_HOLDER), self->grant);
+      record.rows = is_same_rows(it, self->request);
+      self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+    }
+    *status = hl__sqlite_judge(it, code, &record, error);
+  }
   (void)sqlite3_reset(it);
   if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
   if (*status) return SQLITE_OK;

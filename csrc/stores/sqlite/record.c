@@ -222,17 +222,19 @@ bool hl__sqlite_is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]) 
   return blob && sqlite3_column_bytes(it, column) == 16 && memcmp(blob, bytes, 16) == 0;
 }
 
-int hl__sqlite_gone(hl_error *error) {
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended: it was released, or another owner has "
-                   "taken its nodes since");
-}
-
-int hl__sqlite_revoked(sqlite3_stmt *it, hl_error *error) {
-  char by[64], reason[128];
-  hl__sqlite_column_text(it, HL__COLUMN_REVOKED_BY, by, sizeof by);
-  hl__sqlite_column_text(it, HL__COLUMN_REASON, reason, sizeof reason);
-  return hl__error_revoked(error, by, reason);
+int hl__sqlite_judge(sqlite3_stmt *it, int code, hl__record *record, hl_error *error) {
+  char by[64] = "", reason[128] = "";
+  record->there = code == SQLITE_ROW;
+  record->revoked = record->there && sqlite3_column_int(it, HL__COLUMN_REVOKED);
+  if (record->revoked) {
+    hl__sqlite_column_text(it, HL__COLUMN_REVOKED_BY, by, sizeof by);
+    hl__sqlite_column_text(it, HL__COLUMN_REASON, reason, sizeof reason);
+  }
+  record->by = by;
+  record->reason = reason;
+  int status = hl__record_check(record, error);
+  record->by = record->reason = NULL;
+  return status;
 }
 
 static int find_by(hl__sqlite_session *session, hl__sqlite_number by, const hl_lease_terms *terms,
@@ -263,18 +265,15 @@ int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *term
                          sqlite3_stmt **statement, int *status, hl_error *error) {
   int code = hl__sqlite_find(session, terms, statement);
   sqlite3_stmt *it = *statement;
-  if (code == SQLITE_ROW && !hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder)) {
-    *status = hl__error_imported(error);
-  } else if (code == SQLITE_ROW && sqlite3_column_int(it, HL__COLUMN_REVOKED)) {
-    *status = hl__sqlite_revoked(it, error);
-  } else if (code == SQLITE_DONE ||
-             (code == SQLITE_ROW && /* a restored file, without the upgrade, may let readers in */
-              (uint64_t)sqlite3_column_int64(it, HL__COLUMN_NUMBER) < terms->token >> 8)) {
-    *status = hl__sqlite_gone(error);
-  } else {
-    return code;
+  if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
+  hl__record record = {HL__RECORD_FITS};
+  if (code == SQLITE_ROW) {
+    record.holder = hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder);
+    /* A restored file, without the upgrade, may let readers in. */
+    record.behind = (uint64_t)sqlite3_column_int64(it, HL__COLUMN_NUMBER) < terms->token >> 8;
   }
-  return SQLITE_DONE;
+  *status = hl__sqlite_judge(it, code, &record, error);
+  return *status ? SQLITE_DONE : code;
 }
 
 int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size) {

@@ -50,6 +50,7 @@
 #include "error.h"
 #include "fork.h"
 #include "layout.h"
+#include "record.h"
 #include "store.h"
 
 #include <pthread.h>
@@ -387,9 +388,9 @@ int hl__sqlite_find(hl__sqlite_session *session, const hl_lease_terms *terms,
 int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
                          sqlite3_stmt **statement, int *status, hl_error *error);
 bool hl__sqlite_is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]);
-/* HL_ELOST: nothing is left of the record; or it was revoked, as it says. */
-int hl__sqlite_gone(hl_error *error);
-int hl__sqlite_revoked(sqlite3_stmt *it, hl_error *error);
+/* Judges what a statement has found: `code` is SQLITE_ROW or SQLITE_DONE, and *record says what was
+   compared beside that. HL_OK, HL_ELOST, HL_EMISMATCH. */
+int hl__sqlite_judge(sqlite3_stmt *it, int code, hl__record *record, hl_error *error);
 /* Copies the rows of the record, before its statement is reset. *packed: malloc'ed; its old
    value is freed. SQLITE_OK, SQLITE_NOMEM. */
 int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size);
