@@ -13,6 +13,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -845,6 +846,75 @@ static void a_directory_that_gets_its_name_back_has_no_stuck_locks(void **state)
   assert_int_equal(take_one(a, row(2, 4, X), PATIENCE_MS), HL_OK);
 }
 
+/* Makes the directories of a path below `root`. */
+static void path_make(const char *root, const char *path) {
+  char text[256];
+  (void)snprintf(text, sizeof text, "%s%s", root, path);
+  for (char *at = text + strlen(root) + 1; *at; at++) {
+    if (*at != '/') continue;
+    *at = '\0';
+    (void)mkdir(text, 0755);
+    *at = '/';
+  }
+  (void)mkdir(text, 0755);
+}
+
+/* In a child: what a process sees that has another root directory. 77: it may not. */
+static int jailed(const char *jail) {
+  hl__shm_space *own = space_open();
+  hl__shm_session *session = session_begin(own);
+  if (take_one(session, row(2, 3, X), 0) != HL_OK) return 1;
+  if ((geteuid() && unshare(CLONE_NEWUSER) != 0) || chroot(jail) != 0 || chdir("/") != 0) return 77;
+  if (hl__shm_session_check(session, true, &fault) != HL_OK) return 2;
+  if (take_one(session, row(2, 4, X), 0) != HL_OK) return 3;
+  /* A name that leads elsewhere by now is another directory's, not that of before. */
+  hl__shm_space *other = space_open();
+  if (!other || other == own || other->inode == own->inode) return 4;
+  if (hl__shm_session_check(session, true, &fault) != HL_OK) return 5;
+  atomic_store(&between->step, 1);
+  while (atomic_load(&between->step) < 2) pause_ms(1); /* the directory is removed */
+  return hl__shm_session_check(session, true, &fault) == HL_ECONNECTION ? 0 : 6;
+}
+
+static void a_process_keeps_its_directory_behind_chroot(void **state) {
+  (void)state;
+  char jail[] = "/dev/shm/hierlock-jail-XXXXXX", path[96];
+  int status = 0;
+  assert_non_null(mkdtemp(jail));
+  path_make(jail, directory);
+  (void)snprintf(path, sizeof path, "%s/" HL__SHM_FILE, directory);
+  atomic_store(&between->step, 0);
+  pid_t pid = fork();
+  if (pid == 0) _exit(jailed(jail));
+  for (int i = 0; i < PATIENCE_MS && atomic_load(&between->step) < 1; i++) {
+    if (waitpid(pid, &status, WNOHANG) == pid) break;
+    pause_ms(1);
+  }
+  if (atomic_load(&between->step) == 1) {
+    assert_int_equal(take_one(a, row(2, 3, X), 0), HL_TIMEOUT);
+    assert_int_equal(take_one(a, row(2, 4, X), 0), HL_TIMEOUT);
+    (void)unlink(path);
+    atomic_store(&between->step, 2);
+    (void)waitpid(pid, &status, 0);
+  }
+  if (fork() == 0) (void)execlp("rm", "rm", "-rf", jail, (char *)NULL);
+  (void)wait(NULL);
+  assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 77));
+}
+
+/* With another user's rights a process may not follow the name any more. */
+static void a_process_keeps_its_directory_as_another_user(void **state) {
+  (void)state;
+  if (geteuid() != 0) return;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  assert_int_equal(seteuid(65534), 0);
+  const int held = hl__shm_session_check(a, true, &fault);
+  const int taken = take_one(a, row(2, 4, X), 0);
+  assert_int_equal(seteuid(0), 0);
+  assert_int_equal(held, HL_OK);
+  assert_int_equal(taken, HL_OK);
+}
+
 static void the_dead_make_room_for_an_opener(void **state) {
   (void)state;
   hl__shm_end(a);
@@ -1049,6 +1119,8 @@ int main(int argc, char **argv) {
       IT(a_forked_child_has_nothing),
       IT(a_removed_file_is_noticed),
       IT(a_directory_that_gets_its_name_back_has_no_stuck_locks),
+      IT(a_process_keeps_its_directory_behind_chroot),
+      IT(a_process_keeps_its_directory_as_another_user),
       IT(the_dead_make_room_for_an_opener),
       IT(another_boot_beside_the_living_is_refused),
       IT(others_files_are_refused),

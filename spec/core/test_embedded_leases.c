@@ -17,7 +17,9 @@
 
 #include "leftovers.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -400,6 +402,44 @@ static void remove_directory(void) {
 }
 
 /* Any bytes in the table cause no crash and no hang. */
+/* In a child whose root directory changes. 77: it may not. */
+static int jailed(void) {
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  wanted it;
+  hl_error error;
+  struct stat st;
+  int outside = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  char jail[sizeof directory + 8], within[sizeof directory + 8];
+  if (take(session, 1, ROWS) != HL_OK || ops->give_back(session, NULL) != HL_OK) return 1;
+  (void)snprintf(jail, sizeof jail, "%s/jail", directory);
+  if (mkdir(jail, 0700) != 0) return 2;
+  if ((geteuid() && unshare(CLONE_NEWUSER) != 0) || chroot(jail) != 0 || chdir("/") != 0) return 77;
+  if (mkdir("/dev", 0700) != 0 || mkdir("/dev/shm", 0700) != 0) return 3;
+  if (take(session, 1, ROWS) != HL_OK || ops->give_back(session, NULL) != HL_OK) return 4;
+  if (unlinkat(outside, HL__SHM_FILE, 0) != 0) return 5;
+  /* It would come to a directory that the processes outside do not use. It notices soon. */
+  int status = HL_OK;
+  for (int64_t until = soon(); status == HL_OK && hl__now_ms() < until;) {
+    status = ops->take(session, want(&it, 1, ROWS, HL_EXCLUSIVE), &it.grant, &error);
+    if (status == HL_OK) (void)ops->give_back(session, NULL);
+  }
+  if (status != HL_ESTORE) return 6;
+  if (!strstr(error.message, "has changed its")) return 7;
+  (void)snprintf(within, sizeof within, "%s", directory);
+  return stat(within, &st) == 0 ? 8 : 0;
+}
+
+static void a_process_with_another_root_locks_nowhere_else(void **state) {
+  (void)state;
+  int status;
+  pid_t pid = fork();
+  if (pid == 0) _exit(jailed());
+  (void)waitpid(pid, &status, 0);
+  assert_true(WIFEXITED(status));
+  if (WEXITSTATUS(status) != 77) assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void nonsense_in_the_table_is_survived(void **state) {
   (void)state;
   srand(4711);
@@ -765,6 +805,7 @@ int main(int argc, char **argv) {
       TEST(a_lease_is_converted),
       TEST(records_are_used_again),
       TEST(holders_are_shown),
+      TEST(a_process_with_another_root_locks_nowhere_else),
       TEST(nonsense_in_the_table_is_survived),
       TEST(a_process_killed_while_it_takes_a_lease),
       TEST(a_process_killed_while_it_makes_a_lease_of_a_session_lock),

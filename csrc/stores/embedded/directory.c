@@ -136,6 +136,34 @@ static int kind_check(const hl__file_directory *directory, hl_error *error) {
   return HL_OK;
 }
 
+static void view_take(hl__file_view *view) {
+  struct stat st;
+  *view = (hl__file_view){.user = geteuid()};
+  if (stat("/", &st) == 0) {
+    view->device = st.st_dev;
+    view->root = st.st_ino;
+  }
+  if (stat("/proc/self/ns/mnt", &st) == 0) view->mounts = st.st_ino;
+}
+
+bool hl__file_sees(const hl__file_directory *directory) {
+  const hl__file_view *then = &directory->view;
+  hl__file_view now;
+  view_take(&now);
+  return now.device == then->device && now.root == then->root &&
+         (now.mounts == then->mounts || then->mounts == 0);
+}
+
+int hl__file_again(const hl__file_directory *directory, const char *path, hl_error *error) {
+  const bool named = path && *path;
+  if (hl__file_sees(directory) && (named || geteuid() == directory->view.user)) return HL_OK;
+  return hl__error(error, HL_ESTORE,
+                   "this process has changed its user, its root directory or its mounts since it "
+                   "opened the lock directory %s, and would come to another one now; make a new "
+                   "manager behind such a change",
+                   directory->path);
+}
+
 int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_error *error) {
   struct stat st;
   *directory = (hl__file_directory){.fd = -1};
@@ -158,6 +186,7 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_
   directory->inode = st.st_ino;
   directory->owner = st.st_uid;
   directory->group = st.st_gid;
+  view_take(&directory->view);
   /* Users who may write in the directory may read and write its files; other users may not even read
      them. A reader could lock every byte, shared, for ever. */
   mode_t writers = st.st_mode & 0222;

@@ -19,6 +19,14 @@
 #define HL__FILE_TEMPORARY "tmp-"
 #define HL__FILE_NAME_MAX 64
 
+/* What a name means for this process: with another root directory, in another mount namespace, or
+   (the default directory) as another user it may lead to another directory. */
+typedef struct hl__file_view {
+  dev_t device;
+  ino_t root, mounts; /* mounts 0: not known */
+  uid_t user;
+} hl__file_view;
+
 typedef struct hl__file_directory {
   int fd;     /* -1 when closed */
   char *path; /* absolute, without links; malloc'ed */
@@ -26,12 +34,18 @@ typedef struct hl__file_directory {
   ino_t inode;
   uid_t owner;
   gid_t group;
-  mode_t file_mode; /* of the files in it */
+  mode_t file_mode;   /* of the files in it */
+  hl__file_view view; /* when it was opened */
 } hl__file_directory;
 
 /* Opens the directory of a DSN (NULL: the default one), making it if need be.
    HL_OK, HL_ESTORE, HL_EUNSAFE_SERVER, HL_ENOMEM. */
 int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_error *error);
+/* Whether names lead this process where they led it when it opened the directory. */
+bool hl__file_sees(const hl__file_directory *directory);
+/* Whether a name (NULL: of the default directory) may be followed anew where this directory was
+   opened by it. HL_OK; HL_ESTORE: it may lead to another one only because this process has changed. */
+int hl__file_again(const hl__file_directory *directory, const char *path, hl_error *error);
 /* Safe on a zeroed structure whose fd is -1. */
 void hl__file_directory_close(hl__file_directory *directory);
 /* The path by which a program that opens this directory now finds a file in it; malloc'ed. NULL:

@@ -237,12 +237,21 @@ bool hl__shm_touchable(hl__shm_space *space) {
          is_whole(&name);
 }
 
+/* Whether the file has a name that only this process cannot follow any more: it has another root
+   directory or other mounts by now, or is another user. The directory stays the process'. */
+static bool is_out_of_sight(const hl__shm_space *space, int cause) {
+  struct stat st;
+  return (cause == EACCES || !hl__file_sees(&space->directory)) && fstat(space->fd, &st) == 0 &&
+         st.st_nlink > 0;
+}
+
 bool hl__shm_look(hl__shm_space *space) {
   struct stat name;
   if (atomic_load(&space->gone)) return true;
   int gone = file_state(space);
-  if (gone == HL__SHM_HERE && (stat(space->name, &name) != 0 || !is_file(space, &name)))
-    gone = HL__SHM_REMOVED;
+  if (gone) return true;
+  int cause = stat(space->name, &name) == 0 ? 0 : errno;
+  if ((cause || !is_file(space, &name)) && !is_out_of_sight(space, cause)) gone = HL__SHM_REMOVED;
   if (gone) atomic_store(&space->gone, gone);
   return gone != HL__SHM_HERE;
 }

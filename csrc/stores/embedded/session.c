@@ -22,9 +22,11 @@ static int store_space(hl__embedded_store *store, hl__shm_space **space, hl_erro
   int status = HL_OK;
   hl__embedded_store_lock(store);
   if (hl__shm_check(store->space, true, NULL) != HL_OK) {
+    const char *path = store->config->dsn->path;
     hl__shm_space *fresh = NULL;
     hl_layout *layout = NULL;
-    status = hl__shm_space_open(store->config, store->config->dsn->path, &layout, &fresh, error);
+    status = hl__file_again(&store->space->directory, path, error);
+    if (status == HL_OK) status = hl__shm_space_open(store->config, path, &layout, &fresh, error);
     if (status == HL_OK) {
       hl_layout_unref(layout); /* the one it was: nothing was left open */
       hl__shm_space *before = store->space;
@@ -218,6 +220,9 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
 
   if (named > 0 && !files_reserve(session, named)) return hl__error_memory(error);
   int status = hl__shm_check(table->space, false, error);
+  if (status == HL_OK && named > 0)
+    status =
+        hl__file_again(&table->space->directory, hl__embedded_store_of(session)->flocks, error);
   if (status == HL_OK && before > 0) status = rows_missing(table, &part, &missing, error);
   if (status == HL_OK) {
     if (hl__shm_tell(table, request, hl__embedded_store_of(session)->config->application))

@@ -155,11 +155,14 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory, char *name,
   return HL_OK;
 }
 
-/* The process' own space of that name, with a reference for the caller. */
-static hl__shm_space *space_find(const char *name) HL__REQUIRES(hl__shm_registry) {
+/* The process' own space of that name, with a reference for the caller. The name may have led to
+   another directory when the space was made, if the process has another root directory by now. */
+static hl__shm_space *space_find(const char *name, const hl__file_directory *directory)
+    HL__REQUIRES(hl__shm_registry) {
   for (hl__shm_space *space = spaces; space; space = space->next) {
     if (space->generation != hl__fork_generation() || space->references == 0 ||
-        strcmp(space->name, name) != 0 || hl__shm_look(space))
+        strcmp(space->name, name) != 0 || hl__shm_look(space) ||
+        space->directory.inode != directory->inode || space->directory.device != directory->device)
       continue;
     space->references++;
     return space;
@@ -173,13 +176,13 @@ int hl__shm_space_open(const hl_store_config *config, const char *path, hl_layou
   *result = NULL;
   int status = hl__file_directory_open(path, &directory, error);
   if (status) return status;
-  char *name = hl__file_path(path, HL__SHM_FILE);
+  char *name = hl__file_path(path && *path ? path : directory.path, HL__SHM_FILE);
   if (!name) {
     hl__file_directory_close(&directory);
     return hl__error_memory(error);
   }
   registry_lock();
-  hl__shm_space *space = space_find(name);
+  hl__shm_space *space = space_find(name, &directory);
   if (space) {
     hl__file_directory_close(&directory);
     free(name);
