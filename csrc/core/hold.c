@@ -60,7 +60,7 @@ int hl__connection_check(hl_manager *manager, hl__connection *connection, hl_err
 
 void hl__hold_end(hl_manager *manager, hl__connection *connection, bool lost) {
   if (connection->state != HL__HELD) return;
-  manager->ops->session_close(connection->session);
+  hl__session_close(manager, connection->session);
   connection->session = NULL;
   hl__pool_unlink(manager, connection);
   connection->state = HL__ENDED;

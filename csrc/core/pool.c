@@ -125,12 +125,15 @@ void hl__pool_bury(hl_manager *manager, hl__connection *connection, hl__connecti
   *dead = connection;
 }
 
+void hl__session_close(const hl_manager *manager, hl_session *session) {
+  if (!session || !hl__exit_try_await()) return;
+  manager->ops->session_close(session);
+  hl__exit_await_end();
+}
+
 /* The connection is in no list of the manager. */
 static void connection_free(hl_manager *manager, hl__connection *connection) {
-  if (connection->session && hl__exit_try_await()) {
-    manager->ops->session_close(connection->session);
-    hl__exit_await_end();
-  }
+  hl__session_close(manager, connection->session);
   (void)pthread_mutex_destroy(&connection->mutex);
   free(connection);
 }
@@ -370,7 +373,7 @@ int hl__pool_take(hl_manager *manager, const hl__take *take, hl__connection **ta
   if (dead || stale) {
     hl__manager_mutex_unlock(manager);
     hl__pool_free(manager, dead);
-    if (stale) manager->ops->session_close(stale);
+    hl__session_close(manager, stale);
     hl__manager_mutex_lock(manager);
   }
   if (status == HL_OK && made) {
@@ -427,7 +430,7 @@ int hl__pool_run_alone(hl_manager *manager, int (*run)(hl_session *, void *, hl_
   int status = hl__session_open(manager->ops, manager->store, deadline, &session, NULL);
   if (status == HL_OK) {
     status = run(session, context, NULL);
-    manager->ops->session_close(session);
+    hl__session_close(manager, session);
   }
   hl__manager_mutex_lock(manager);
   return status;

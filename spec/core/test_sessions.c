@@ -22,8 +22,10 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------- the store */
@@ -43,11 +45,16 @@ static struct {
   atomic_bool ends;      /* the connection ends right behind the answer to a sign of life */
   atomic_int connect_ms; /* how long the last connecting may have taken */
   atomic_int opened, closed, locks, unlocks, renewals, looks, interrupts, asked;
-  atomic_int behind; /* renewals that were sent behind a release */
+  atomic_int behind;   /* renewals that were sent behind a release */
+  atomic_int slow;     /* the close with this number takes a while */
+  atomic_bool closing; /* that is going on */
+  atomic_bool cut;     /* the next question who holds finds that its connection has ended */
 } store;
 
 /* A hanging call gives up at last, so that the test comes to its end. */
 #define HANGS_MS 6000
+/* A client library may take so long to close a connection. */
+#define SLOW_US 300000
 
 typedef struct session {
   hl_session base;
@@ -81,7 +88,10 @@ static int fake_session_open(hl_store *self, int64_t deadline, hl_session **resu
 }
 
 static void fake_session_close(hl_session *self) {
-  atomic_fetch_add(&store.closed, 1);
+  bool slow = atomic_fetch_add(&store.closed, 1) + 1 == store.slow;
+  if (slow) store.closing = true;
+  if (slow) (void)usleep(SLOW_US);
+  if (slow) store.closing = false;
   free(self);
 }
 
@@ -155,8 +165,10 @@ static void fake_interrupt(hl_session *self) {
 static int fake_holders(hl_session *self, const hl_lease_filter *filter, hl_holder_fn fn,
                         void *context, int64_t deadline, hl_error *error) {
   (void)self, (void)filter;
-  (void)fn, (void)context, (void)deadline, (void)error;
+  (void)fn, (void)context, (void)deadline;
   atomic_fetch_add(&store.asked, 1);
+  if (atomic_exchange(&store.cut, false))
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
   while (store.asks) (void)usleep(500);
   return HL_OK;
 }
@@ -775,8 +787,70 @@ static void an_idle_session_without_an_answer_is_closed(void **state) {
   hl_manager_close(manager);
 }
 
+/* ---------------------------------------------------------------- at exit() */
+
+/* Behind the library's handler, as it was registered before: here exit() takes apart what a client
+   library uses. */
+static void taken_apart(void) {
+  if (store.closing) _exit(9);
+}
+
+static void *find_lost(void *lock) {
+  (void)hl_lock_check(lock, NULL);
+  return NULL;
+}
+
+static void ignore(void *context, const hl_holder *holder) { (void)context, (void)holder; }
+
+static void *ask_again(void *manager) {
+  (void)hl_manager_holders(manager, NULL, ignore, NULL, NULL);
+  return NULL;
+}
+
+static void exit_beside(void *(*fn)(void *), void *argument) {
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, fn, argument) != 0) _exit(8);
+  while (!store.closing) (void)usleep(500);
+  exit(0);
+}
+
+static void exit_beside_a_loss(void) {
+  hl_manager *manager = open_manager(60000, 0);
+  hl_lock *lock = acquire(manager, "u1");
+  store.slow = 1;
+  store.ended = true;
+  exit_beside(find_lost, lock);
+}
+
+/* The pool is full. The one connection has ended, and the other is taken for as old. */
+static void exit_beside_a_stale_connection(void) {
+  hl_manager *manager = open_manager(60000, 1);
+  hl_lock *lock = acquire(manager, "u1");
+  (void)ask_again(manager);
+  assert_int_equal(store.opened, 2);
+  hl_lock_free(lock);
+  store.slow = 2;
+  store.cut = true;
+  exit_beside(ask_again, manager);
+}
+
+/* In processes of their own, before this one starts a thread. */
+static void exit_awaits_the_close_of_a_connection(void **state) {
+  static void (*const all[])(void) = {exit_beside_a_loss, exit_beside_a_stale_connection};
+  (void)state;
+  (void)fflush(NULL); /* a child's exit() writes it, too */
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    int status;
+    pid_t child = fork();
+    if (child == 0) all[i]();
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+  }
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(exit_awaits_the_close_of_a_connection),
       cmocka_unit_test(a_lock_is_counted_from_the_sending),
       cmocka_unit_test(a_lock_is_lost_when_its_time_is_up),
       cmocka_unit_test(the_keeper_renews_what_is_held),
@@ -803,6 +877,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(an_idle_session_without_an_answer_is_closed),
       cmocka_unit_test(nothing_is_left),
   };
+  if (atexit(taken_apart) != 0) return 1;
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
