@@ -484,6 +484,7 @@ static void nonsense_in_the_table_is_survived(void **state) {
 
 static hl_session *victim;
 static hl_lease_terms subject;
+static long outcome; /* of an import, in the process that does it */
 
 static void do_lease(void) { (void)lease(victim, 1, ROWS, &subject); }
 static void do_drop(void) { (void)drop(victim, &subject); }
@@ -494,7 +495,7 @@ static void do_adopt(void) {
   hl_lease_terms other = subject;
   memset(other.holder, 77, sizeof other.holder);
   want(&it, 1, ROWS, HL_EXCLUSIVE)->lease = &other;
-  (void)victim->store->leases->adopt(victim, &it.request, &it.grant, NULL);
+  outcome = victim->store->leases->adopt(victim, &it.request, &it.grant, NULL);
 }
 static void do_to_lease(void) {
   wanted it;
@@ -737,6 +738,34 @@ static void what_imports_a_lease_that_ends_leaves_another_alone(void **state) {
   another_lease_is_left_alone(do_adopt, exclusive_before);
 }
 
+/* Not that it locks something else than its text says. */
+static void a_lease_that_ends_during_its_import_is_lost(void **state) {
+  (void)state;
+  if (!TRACES) skip();
+  fixture f = begin();
+  hl__shm_space *space = ((hl__embedded_session *)(void *)f.a)->table->space;
+  unsigned lost = 0;
+  bool done = false;
+  for (unsigned behind = 0; !done; behind += 20) {
+    subject = terms_of(1, 60000);
+    exclusive_before(f.a);
+    hl__shm_lease *record = hl__shm_lease_at(space, (uint32_t)subject.place);
+    const uint64_t stamp = atomic_load(&record->base.stamp);
+    pid_t pid = stopped_before(do_adopt);
+    while (atomic_load(&record->busy) == 0) assert_true(step(pid));
+    for (unsigned i = 0; i < behind; i++) assert_true(step(pid));
+    done = atomic_load(&record->busy) == 0;
+    assert_true(hl__shm_lease_end(space, (uint32_t)subject.place, stamp, 0));
+    go_on(pid);
+    const long told = ptrace(PTRACE_PEEKDATA, pid, &outcome, NULL);
+    assert_true(told == HL_OK || told == HL_ELOST);
+    lost += told == HL_ELOST;
+    murder(pid);
+  }
+  assert_true(lost > 0);
+  end(&f);
+}
+
 /* Any process may set a node aside that a lease has given up. So no list has one. */
 static void a_node_is_free_once_it_is_in_no_list(void **state) {
   (void)state;
@@ -818,6 +847,7 @@ int main(int argc, char **argv) {
       TEST(a_process_stopped_while_it_drops_one_keeps_no_row),
       TEST(what_converts_a_lease_that_ends_leaves_another_alone),
       TEST(what_imports_a_lease_that_ends_leaves_another_alone),
+      TEST(a_lease_that_ends_during_its_import_is_lost),
       TEST(a_node_is_free_once_it_is_in_no_list),
       cmocka_unit_test(nothing_is_left),
   };

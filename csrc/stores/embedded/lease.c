@@ -171,6 +171,12 @@ static int judge(hl__shm_lease *lease, hl__record *record, hl_error *error) {
   return status;
 }
 
+/* Says why a lease is over, for a caller that has its record. */
+static int over_error(hl__shm_lease *lease, hl_error *error) {
+  hl__record record = {HL__RECORD_FITS};
+  return judge(lease, &record, error);
+}
+
 /* A revoked lease has been told of, or none will ask: its record is free. */
 static void note_forget(const grip *self) {
   hl__shm_lease_forget(self->space, self->index, self->stamp);
@@ -332,7 +338,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   grip it = {0};
   int status = enter(base, terms, at_least(deadline), &it, error);
   if (status) return status;
-  if (!extend(&it, ttl, sent_ms)) status = gone_error(error);
+  if (!extend(&it, ttl, sent_ms)) status = over_error(it.lease, error);
   grip_leave(&it);
   return status;
 }
@@ -342,9 +348,11 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   grip it = {0};
   int status = enter(base, terms, at_least(deadline), &it, error);
   if (status) return status;
-  *left_ms = hl__embedded_left(it.space, atomic_load(&it.lease->base.end));
+  const uint64_t last = atomic_load(&it.lease->base.end);
+  *left_ms = hl__embedded_left(it.space, last);
+  if (last == 0) status = over_error(it.lease, error); /* just now */
   grip_leave(&it);
-  return HL_OK;
+  return status;
 }
 
 static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
@@ -352,7 +360,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   grip it = {0};
   int status = enter(base, terms, confirm ? at_least(deadline) : deadline, &it, error);
   if (status) return status;
-  if (!hl__shm_lease_end(it.space, it.index, it.stamp, 0)) status = gone_error(error);
+  if (!hl__shm_lease_end(it.space, it.index, it.stamp, 0)) status = over_error(it.lease, error);
   grip_leave(&it);
   return status;
 }
@@ -416,6 +424,9 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   }
   if (status == HL_OK) {
     status = record_convert(&it, request, error);
+    /* An upgraded lease has its rows alone, if it is there while the session still has them. */
+    if (status == HL_OK && atomic_load(&it.lease->base.end) == 0)
+      status = over_error(it.lease, error);
     if (status == HL_OK && request->upgrade) {
       atomic_store(&it.lease->token, token);
       grant->token = token;
@@ -456,6 +467,7 @@ static int rows_compare(const grip *self, const hl_request *request, hl_error *e
     at = node->chain;
   }
   if (!at && met == request->n) return HL_OK;
+  if (atomic_load(&self->lease->base.end) == 0) return over_error(self->lease, error);
   return hl__record_refuse(HL__RECORD_MISMATCH, NULL, error);
 }
 
@@ -480,7 +492,7 @@ static int adopt(hl__embedded_session *session, const grip *self, const hl_reque
   atomic_store(&lease->turn, turn + 1); /* now it is the new holder's */
   grant->token = atomic_load(&lease->token);
   grant->place = self->index;
-  return extend(self, terms->ttl, &grant->sent_ms) ? HL_OK : gone_error(error);
+  return extend(self, terms->ttl, &grant->sent_ms) ? HL_OK : over_error(lease, error);
 }
 
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
