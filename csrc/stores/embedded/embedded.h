@@ -275,9 +275,10 @@ void hl__shm_each_lease(hl__shm_space *space, bool (*fn)(void *context, uint32_t
 /* ----------------------------------------------------------------- map.c */
 
 int64_t hl__shm_now(void); /* ns */
-/* ns of a deadline in ms, which may be HL_FOREVER. */
+/* ns of a deadline in ms, which may be HL_FOREVER: when that ms is over. The deadline was made of the
+   present ms, of which a part had passed; so no wait is shorter than its time-out. */
 static inline int64_t hl__shm_ns(int64_t ms) {
-  return ms > INT64_MAX / 1000000 ? INT64_MAX : ms * 1000000;
+  return ms >= INT64_MAX / 1000000 ? INT64_MAX : ms * 1000000 + 999999;
 }
 
 /* Opens the file `control` of space->directory, making it if need be, and maps it; agrees on the
