@@ -793,6 +793,18 @@ static void a_forked_child_has_nothing(void **state) {
 
 /* --------------------------------------------------------------- the file */
 
+/* The test goes on in another space. */
+static void move_to(hl__shm_space *other) {
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  hl__shm_space_unref(space);
+  space = other;
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+}
+
 static void a_removed_file_is_noticed(void **state) {
   (void)state;
   char path[96];
@@ -808,14 +820,23 @@ static void a_removed_file_is_noticed(void **state) {
   other = space_open();
   assert_non_null(other);
   assert_ptr_not_equal(other, space);
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
-  hl__shm_space_unref(space);
-  space = other;
-  a = session_begin(space);
-  b = session_begin(space);
-  c = session_begin(space);
+  move_to(other);
+}
+
+/* The row is given back once it is known that the file was removed. */
+static void what_is_granted_in_a_removed_file_is_refused(void **state) {
+  (void)state;
+  char path[96];
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  waiter it = {.session = b, .row = row(2, 3, X), .ms = PATIENCE_MS};
+  waiter_start(&it);
+  (void)snprintf(path, sizeof path, "%s/" HL__SHM_FILE, directory);
+  (void)unlink(path);
+  assert_true(hl__shm_look(space));
+  hl__shm_give_back(a, 0);
+  assert_int_equal(waiter_end(&it), HL_ECONNECTION);
+  assert_int_equal(b->n, 0);
+  move_to(space_open());
 }
 
 static void a_directory_that_gets_its_name_back_has_no_stuck_locks(void **state) {
@@ -837,14 +858,7 @@ static void a_directory_that_gets_its_name_back_has_no_stuck_locks(void **state)
   hl__shm_give_back(a, 0);
   assert_int_equal(take_one(d, row(2, 3, X), PATIENCE_MS), HL_OK);
   hl__shm_end(d);
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
-  hl__shm_space_unref(space);
-  space = again;
-  a = session_begin(space);
-  b = session_begin(space);
-  c = session_begin(space);
+  move_to(again);
   assert_int_equal(take_one(a, row(2, 4, X), PATIENCE_MS), HL_OK);
 }
 
@@ -1120,6 +1134,7 @@ int main(int argc, char **argv) {
       IT(a_lease_outlives_its_process),
       IT(a_forked_child_has_nothing),
       IT(a_removed_file_is_noticed),
+      IT(what_is_granted_in_a_removed_file_is_refused),
       IT(a_directory_that_gets_its_name_back_has_no_stuck_locks),
       IT(a_process_keeps_its_directory_behind_chroot),
       IT(a_process_keeps_its_directory_as_another_user),

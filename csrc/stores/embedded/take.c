@@ -473,6 +473,9 @@ int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t e
     return hl__error_memory(error);
   for (size_t i = 0; i < request->n && status == HL_OK; i++)
     status = row_take(&self, &request->rows[i], error);
+  /* It has become known meanwhile that the rows keep no newcomer out. */
+  if (status == HL_OK && __builtin_expect(atomic_load(&space->gone), 0))
+    status = hl__shm_gone_error(space, error);
   if (status) hl__shm_give_back(session, self.before);
   atomic_store_explicit(&session->cancelled, false, memory_order_relaxed);
   return status;
