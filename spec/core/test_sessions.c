@@ -809,7 +809,7 @@ static void *ask_again(void *manager) {
 
 static void exit_beside(void *(*fn)(void *), void *argument) {
   pthread_t thread;
-  if (pthread_create(&thread, NULL, fn, argument) != 0) _exit(8);
+  if (pthread_create(&thread, NULL, fn, argument) != 0 || pthread_detach(thread) != 0) _exit(8);
   while (!store.closing) (void)usleep(500);
   exit(0);
 }
