@@ -985,6 +985,104 @@ static void another_boot_beside_the_living_is_refused(void **state) {
   assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
 }
 
+/* In a child without /proc. */
+static int without_proc(const char *message) {
+  if (unshare(CLONE_NEWNS | (geteuid() ? CLONE_NEWUSER : 0)) != 0 ||
+      mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+      mount("tmpfs", "/proc", "tmpfs", 0, NULL) != 0)
+    return 77;
+  hl__shm_space *own = space_open();
+  if (message) return own || !strstr(fault.message, message) ? 1 : 0;
+  if (!own) return 2;
+  hl__shm_session *session = session_begin(own);
+  if (take_one(session, row(2, 3, X), 0) != HL_TIMEOUT) return 3;
+  if (take_one(session, row(2, 4, X), 0) != HL_OK) return 4;
+  atomic_store(&between->step, 1);
+  for (;;) (void)pause();
+}
+
+/* The child's pid once it holds its row; 0: it has ended, as it should. -1: it may not do so here. */
+static pid_t without_proc_start(const char *message) {
+  int status = 0;
+  atomic_store(&between->step, 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    _exit(without_proc(message));
+  }
+  for (int i = 0; i < PATIENCE_MS && atomic_load(&between->step) < 1; i++) {
+    if (waitpid(pid, &status, WNOHANG) == pid) {
+      assert_true(WIFEXITED(status));
+      if (WEXITSTATUS(status) == 77) return -1;
+      assert_int_equal(WEXITSTATUS(status), 0);
+      return 0;
+    }
+    pause_ms(1);
+  }
+  return pid;
+}
+
+static void others_begin(void) {
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+  hl__shm_space_unref(space);
+}
+
+static void others_end(void) {
+  space = space_open();
+  assert_non_null(space);
+  a = session_begin(space);
+  b = session_begin(space);
+  c = session_begin(space);
+}
+
+static void a_process_without_proc_shares_the_boot(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  pid_t pid = without_proc_start(NULL);
+  if (pid < 0) return;
+  assert_int_equal(take_one(a, row(2, 4, X), 0), HL_TIMEOUT);
+  /* The file is that process' alone; also if it has made it. */
+  others_begin();
+  for (int made = 0; made < 2; made++) {
+    uint64_t none = 0;
+    int fd = control_open();
+    if (made)
+      assert_int_equal(pwrite(fd, &none, sizeof none, offsetof(hl__shm_header, boot)), sizeof none);
+    (void)close(fd);
+    others_end();
+    assert_int_equal(take_one(a, row(2, 4, X), 0), HL_TIMEOUT);
+    if (!made) others_begin();
+  }
+  assert_int_not_equal(atomic_load(&space->table->header.boot[0]), 0);
+  holder_kill(pid);
+  assert_int_equal(take_one(a, row(2, 4, X), PATIENCE_MS), HL_OK);
+}
+
+/* On a disk a file may be of an earlier boot. */
+static void a_process_without_proc_guesses_no_boot(void **state) {
+  (void)state;
+  others_begin();
+  table_remove();
+  table_make();
+  (void)rmdir(directory);
+  (void)snprintf(directory, sizeof directory, "/var/tmp/hierlock-embedded-%ld", (long)getpid());
+  assert_int_equal(mkdir(directory, 0700), 0);
+  space = space_open();
+  assert_non_null(space);
+  const bool lasts = space->directory.lasts;
+  hl__shm_space_unref(space);
+  if (lasts) (void)without_proc_start("boot_id");
+  others_end();
+  if (!lasts) return;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  pid_t pid = without_proc_start(NULL); /* others use it: it is of this boot */
+  if (pid <= 0) return;
+  assert_int_equal(take_one(a, row(2, 4, X), 0), HL_TIMEOUT);
+  holder_kill(pid);
+}
+
 static void others_files_are_refused(void **state) {
   (void)state;
   static const struct {
@@ -995,7 +1093,9 @@ static void others_files_are_refused(void **state) {
                  {8, 2, "another version"},
                  {12, 77, "is damaged"},
                  {16, 77, "is damaged"},
-                 {offsetof(hl__shm_header, inode), 77, "is a copy"}};
+                 {offsetof(hl__shm_header, inode), 77, "is a copy"},
+                 {offsetof(hl__shm_header, born), 77, "is a copy"},
+                 {offsetof(hl__shm_header, device), 77, "is a copy"}};
   hl__shm_end(a);
   hl__shm_end(b);
   hl__shm_end(c);
@@ -1004,6 +1104,7 @@ static void others_files_are_refused(void **state) {
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
     uint32_t before;
     assert_int_equal(pread(fd, &before, sizeof before, damages[i].at), sizeof before);
+    if (!before) continue; /* the file system does not say it */
     assert_int_equal(pwrite(fd, &damages[i].word, sizeof before, damages[i].at), sizeof before);
     assert_null(space_open());
     assert_non_null(strstr(fault.message, damages[i].message));
@@ -1140,6 +1241,8 @@ int main(int argc, char **argv) {
       IT(a_process_keeps_its_directory_as_another_user),
       IT(the_dead_make_room_for_an_opener),
       IT(another_boot_beside_the_living_is_refused),
+      IT(a_process_without_proc_shares_the_boot),
+      IT(a_process_without_proc_guesses_no_boot),
       IT(others_files_are_refused),
       IT(a_damaged_index_is_survived),
       IT(after_a_reboot_only_leases_are_left),

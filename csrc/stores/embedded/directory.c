@@ -122,7 +122,7 @@ out:
 }
 
 /* Invariant 4: a place where locks might not exclude is refused. */
-static int kind_check(const hl__file_directory *directory, hl_error *error) {
+static int kind_check(hl__file_directory *directory, hl_error *error) {
   struct statfs fs;
   if (fstatfs(directory->fd, &fs) != 0)
     return hl__error_errno(error, HL_ESTORE, "cannot look what file system %s is on",
@@ -133,6 +133,7 @@ static int kind_check(const hl__file_directory *directory, hl_error *error) {
                      "the lock directory %s is on %s, where other machines "
                      "would not be kept out; name a local one",
                      directory->path, remote);
+  directory->lasts = !hl__is_volatile((unsigned long)fs.f_type);
   return HL_OK;
 }
 

@@ -34,6 +34,7 @@ typedef struct hl__file_directory {
   ino_t inode;
   uid_t owner;
   gid_t group;
+  bool lasts;         /* its files outlive a reboot */
   mode_t file_mode;   /* of the files in it */
   hl__file_view view; /* when it was opened */
 } hl__file_directory;

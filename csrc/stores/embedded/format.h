@@ -317,11 +317,15 @@ typedef struct hl__shm_header {
   char magic[8];
   uint32_t version;
   uint32_t parts, heads, slots, chunk, chunks;
-  uint64_t inode; /* of this file: in a copy it is another one's */
+  /* Of this file: in a copy they are another one's. Inode numbers of small file systems are the same
+     by chance. */
+  uint64_t inode;
+  uint64_t born;   /* ns, Unix time; 0: the file system does not say */
+  uint64_t device; /* 0: a boot may give it another number */
   /* Which tree the locks are of; names are padded with zeros. */
   uint32_t buckets, levels;
   char names[HL_LEVELS_MAX][HL_LEVEL_NAME_MAX + 1];
-  hl__a64 boot[2];             /* the boot in which the file was opened last */
+  hl__a64 boot[2];             /* the boot in which the file was opened last; 0: not known */
   _Alignas(64) hl__a64 tokens; /* the last one's counter, 56 bits */
   _Alignas(64) hl__a64 seq;    /* of waits, and stamps of leases */
   _Alignas(64) hl__a64 swept;  /* when the dead were looked for last; ns */

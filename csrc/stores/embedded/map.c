@@ -36,7 +36,20 @@ int64_t hl__shm_now(void) {
 
 /* ---------------------------------------------------------------- making */
 
-static int header_write(int fd, const hl_layout *layout, const struct stat *st) {
+/* When a file was made; 0: that is not known. Old C libraries do not ask. */
+static uint64_t file_born(int fd) {
+#ifdef STATX_BTIME
+  struct statx st;
+  if (statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &st) == 0 && st.stx_mask & STATX_BTIME)
+    return (uint64_t)st.stx_btime.tv_sec * 1000000000u + st.stx_btime.tv_nsec;
+#else
+  (void)fd;
+#endif
+  return 0;
+}
+
+static int header_write(int fd, const hl__shm_space *space, const hl_layout *layout,
+                        const struct stat *st) {
   hl__shm_header *fresh = calloc(1, sizeof *fresh);
   uint64_t boot[2];
   if (!fresh) {
@@ -51,11 +64,13 @@ static int header_write(int fd, const hl_layout *layout, const struct stat *st) 
   fresh->chunk = HL__SHM_CHUNK;
   fresh->chunks = HL__SHM_CHUNKS;
   fresh->inode = st->st_ino;
+  fresh->born = file_born(fd);
+  fresh->device = space->directory.lasts ? 0 : st->st_dev;
   fresh->buckets = hl_layout_buckets(layout);
   fresh->levels = hl_layout_levels(layout);
   for (unsigned i = 0; i < fresh->levels; i++)
     (void)snprintf(fresh->names[i], sizeof fresh->names[i], "%s", hl_layout_name(layout, i));
-  hl__boot_id(boot);
+  (void)hl__machine_boot(boot);
   atomic_init(&fresh->boot[0], boot[0]);
   atomic_init(&fresh->boot[1], boot[1]);
   atomic_init(&fresh->top, 1);
@@ -74,7 +89,7 @@ static int file_make(hl__shm_space *space, const hl_layout *layout, hl_error *er
   int fd = hl__file_temporary(directory, directory->file_mode, temporary);
   if (fd >= 0 && fstat(fd, &st) == 0) {
     errno = posix_fallocate(fd, 0, (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK));
-    made = errno == 0 && header_write(fd, layout, &st) == 0 &&
+    made = errno == 0 && header_write(fd, space, layout, &st) == 0 &&
            hl__file_name(directory, temporary, HL__SHM_FILE) == 0;
     int saved = errno;
     if (!made) (void)unlinkat(directory->fd, temporary, 0);
@@ -88,6 +103,13 @@ static int file_make(hl__shm_space *space, const hl_layout *layout, hl_error *er
 }
 
 /* -------------------------------------------------------------- refusing */
+
+/* Whether another file was made with these contents. */
+static bool is_copy(const hl__shm_space *space, const hl__shm_header *header) {
+  const uint64_t born = header->born ? file_born(space->fd) : 0;
+  return header->inode != (uint64_t)space->inode || (born && born != header->born) ||
+         (header->device && !space->directory.lasts && header->device != (uint64_t)space->device);
+}
 
 static int header_check(const hl__shm_space *space, const hl__shm_header *header, off_t size,
                         hl_error *error) {
@@ -109,7 +131,7 @@ static int header_check(const hl__shm_space *space, const hl__shm_header *header
                      "%s/" HL__SHM_FILE " is damaged; remove the directory while no program "
                      "uses it",
                      path);
-  if (header->inode != (uint64_t)space->inode)
+  if (is_copy(space, header))
     return hl__error(error, HL_ESTORE,
                      "the lock directory %s is a copy of another one, or was restored from a "
                      "backup; remove it while no program uses it: nothing in it is worth keeping",

@@ -63,20 +63,44 @@ static int open_error(const hl__shm_space *space, hl_error *error) {
                    space->directory.path);
 }
 
+static bool is_used(hl__shm_space *space) {
+  for (uint32_t i = 1; i < HL__SHM_SLOTS; i++)
+    if (!hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)i)) return true;
+  return false;
+}
+
+/* Without an id of both (a process without /proc is told none) a file is of this boot only if it does
+   not outlive one, or a process uses it: its first user in this boot was told the id. */
+static int boot_guess(hl__shm_space *space, const uint64_t boot[2], hl_error *error) {
+  hl__shm_header *header = &space->table->header;
+  if (is_used(space) || !space->directory.lasts) {
+    if (boot[0] == 0) return HL_OK;
+    atomic_store(&header->boot[1], boot[1]);
+    atomic_store(&header->boot[0], boot[0]);
+    return HL_OK;
+  }
+  if (boot[0] == 0)
+    return hl__error(error, HL_ESTORE,
+                     "cannot read /proc/sys/kernel/random/boot_id, so it is not known whether the "
+                     "machine was started anew since the lock directory %s was used: mount /proc, "
+                     "or name a directory on tmpfs",
+                     space->directory.path);
+  hl__shm_reboot(space, boot);
+  return HL_OK;
+}
+
 /* The first process of a boot finds nothing alive. If it does, two machines share the file, or one
    of them is told another boot's id. HL_EUNSAFE_SERVER. */
 static int boot_begin(hl__shm_space *space, const uint64_t boot[2], hl_error *error) {
   const hl__shm_header *header = &space->table->header;
-  if (!boot[0] ||
-      (atomic_load(&header->boot[0]) == boot[0] && atomic_load(&header->boot[1]) == boot[1]))
-    return HL_OK;
-  for (uint32_t i = 1; i < HL__SHM_SLOTS; i++)
-    if (!hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)i))
-      return hl__error(
-          error, HL_EUNSAFE_SERVER,
-          "programs that have another boot id use the lock directory %s: name one that "
-          "this machine has for itself",
-          space->directory.path);
+  const uint64_t last[2] = {atomic_load(&header->boot[0]), atomic_load(&header->boot[1])};
+  if (boot[0] == 0 || last[0] == 0) return boot_guess(space, boot, error);
+  if (last[0] == boot[0] && last[1] == boot[1]) return HL_OK;
+  if (is_used(space))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "programs that have another boot id use the lock directory %s: name one that "
+                     "this machine has for itself",
+                     space->directory.path);
   hl__shm_reboot(space, boot);
   return HL_OK;
 }

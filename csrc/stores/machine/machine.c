@@ -36,6 +36,11 @@ const char *hl__remote_kind(unsigned long magic) {
   return NULL;
 }
 
+bool hl__is_volatile(unsigned long magic) {
+  magic &= 0xFFFFFFFFul;
+  return magic == 0x01021994ul || magic == 0x858458F6ul;
+}
+
 /* Reads the beginning of a file of the kernel's; "" if it cannot. */
 static void kernel_says(const char *name, char *text, size_t size) {
   hl__fork_forbid();

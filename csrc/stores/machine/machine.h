@@ -21,6 +21,9 @@ void hl__boot_id(uint64_t boot[2]);
    "NFS" ...; NULL: it is a local one, as far as we know. Static. */
 const char *hl__remote_kind(unsigned long magic);
 
+/* Whether files of such a file system end with the boot at the latest: tmpfs, ramfs. */
+bool hl__is_volatile(unsigned long magic);
+
 /* Whether something is mounted at this very path, which has no symbolic links.
    False, too, where there is no /proc. Any thread; not while births are
    forbidden. */
