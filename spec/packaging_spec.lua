@@ -103,6 +103,20 @@ local function expected(version)
   return sorted(list)
 end
 
+-- What keeps a bug from being an exploit: tables that cannot be written to, no stack that can be run, no code that is
+-- changed when it is loaded, and a stack whose returns are watched. optimised: and calls that know the size of what they
+-- write to.
+local function assert_hardened(module, optimised)
+  local segments, dynamic = must("readelf -lW %s", module), must("readelf -dW %s", module)
+  local symbols = must("nm -D %s", module)
+  assert.is_truthy(segments:find("GNU_RELRO", 1, true), module)
+  assert.is_truthy(segments:match "GNU_STACK[^\n]* RW ", module)
+  assert.is_truthy(dynamic:find("BIND_NOW", 1, true), module)
+  assert.is_nil(dynamic:find("TEXTREL", 1, true), module)
+  assert.is_truthy(symbols:find("__stack_chk_fail", 1, true), module)
+  if optimised then assert.is_truthy(symbols:find "__%l+_chk[@\n]", module) end
+end
+
 setup(function()
   directory = must("mktemp -d"):match("[^\n]+")
   source = directory .. "/source"
@@ -212,6 +226,34 @@ describe("make", function()
         "find build -name '*.o' -o -name '*.so' | sort | xargs sha256sum", directory, name):match "%x+  build.*"
     end
     assert.are.equal(sums[1], sums[2])
+  end)
+
+  it("hardens what it makes by default", function()
+    local modules = ("%s/hardened/hierlock/core.so %s/hardened/hierlock/store/sqlite.so"):format(directory, directory)
+    must("make -s -C %s BUILD=%s/hardened LUA=lua5.4 %s", source, directory, modules)
+    for module in modules:gmatch "%S+" do assert_hardened(module, true) end
+  end)
+
+  -- The record that a process keeps in a shared file is laid out in the same way by both.
+  it("makes programs of 32 bits, which exclude those of 64", function()
+    write_file(directory .. "/small.c", "#include <stdio.h>\nint main(void) { return 0; }\n")
+    if select(2, sh("gcc -m32 -o %s/small %s/small.c", directory, directory)) ~= 0 then
+      pending "there is no gcc-multilib here"
+    end
+    -- Debian has some headers in a directory of the machine's own kind; they are the same.
+    local words = "CC='gcc -m32' LUA=lua5.4 CPPFLAGS=\"-idirafter /usr/include/$(gcc -print-multiarch)\""
+    must("make -s -C %s BUILD=%s/small-build CFLAGS='-O0 -Werror -Wno-psabi' %s %s/small-build/libhierlock.a %s/small-build/hierlock/core.so",
+         source, directory, words, directory, directory)
+    for name, build in pairs { small = "small-build", large = "build" } do
+      must("cc %s -I%s/csrc/core -o %s/locked-%s %s/examples/locked.c %s/%s/libhierlock.a -lm -pthread",
+           name == "small" and "-m32" or "", source, directory, name, source, directory, build)
+    end
+    for holder, other in pairs { small = "large", large = "small" } do
+      local said, status = sh("HIERLOCK_DSN=file:%s/mixed %s/locked-%s u1/a1 2.5 %s/locked-%s u1 0 echo both",
+                              directory, directory, holder, directory, other)
+      assert.are.equal(75, status, said)
+      assert.is_truthy(said:find("u1/a1 is held by locked", 1, true), said)
+    end
   end)
 
   it("names the package whose headers of Lua are missing", function()
@@ -369,6 +411,9 @@ describe("luarocks make", function()
         if name:find("^%a+/lua/") then found[#found + 1] = name end
       end
       assert.are.same(sorted(list), found)
+      for _, name in ipairs(list) do
+        if name:find "%.so$" then assert_hardened(tree .. "/" .. name, false) end
+      end
 
       local output, status = run_lua(lua.name, tree .. "/share/lua/" .. lua.version, tree .. "/lib/lua/" .. lua.version,
                                      OPEN_FILE:format(directory))

@@ -54,7 +54,9 @@ void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t de
     return;
   }
   if (deadline < 0) deadline = 0;
-  struct timespec t = {.tv_sec = deadline / 1000, .tv_nsec = deadline % 1000 * 1000000};
+  int64_t seconds = deadline / 1000;
+  if (sizeof(time_t) == 4 && seconds > INT32_MAX) seconds = INT32_MAX;
+  struct timespec t = {.tv_sec = (time_t)seconds, .tv_nsec = (long)(deadline % 1000) * 1000000};
   (void)pthread_cond_timedwait(condition, mutex, &t);
 }
 

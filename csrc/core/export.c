@@ -164,8 +164,8 @@ static int get_target(source *in, hl_plan *plan, hl_error *error) {
   for (unsigned i = 0; i <= level; i++) {
     if (!get_number(in, &size, 2) || size < 1 || size > HL_ID_MAX || in->left < size)
       return damaged(error);
-    ids[i] = (hl_id){(const char *)in->data, size};
-    (void)get(in, NULL, size);
+    ids[i] = (hl_id){(const char *)in->data, (size_t)size};
+    (void)get(in, NULL, (size_t)size);
   }
   int status = hl__plan_add(plan, ids, target, error);
   if (status != HL_EMISUSE) return status;

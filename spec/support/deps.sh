@@ -148,6 +148,7 @@ for kind in ${kinds//+/ }; do
       ;;
     packaging)
       want luarocks musl-tools lua-yaml lua-argparse lua-luv mariadb-client-core
+      [[ $(dpkg --print-architecture) != amd64 ]] || want gcc-multilib # to build for 32 bits
       ;;
     browser)
       want chromium fonts-dejavu-core

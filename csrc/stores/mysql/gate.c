@@ -309,7 +309,7 @@ static uint64_t random_below(hl__mysql_session *session, uint64_t n) {
 
 static void pause_us(hl__mysql_session *session, int64_t us) {
   us = us / 2 + (int64_t)random_below(session, (uint64_t)us / 2 + 1);
-  const struct timespec moment = {.tv_nsec = us * 1000};
+  const struct timespec moment = {.tv_nsec = (long)us * 1000};
   hl__server_wait_begin(session->store->config);
   (void)nanosleep(&moment, NULL);
   hl__server_wait_end(session->store->config);
