@@ -251,7 +251,7 @@ completion = if said=$$(LUA_PATH='lua/?.lua;lua/?/init.lua;;' LUA_CPATH='$(BUILD
              then echo "$$said" | install -D -m 644 /dev/stdin "$(DESTDIR)$(2)"; \
              else echo 'hierlock: without completion for $(1): $(LUA) has no argparse, or no luv'; fi
 
-.PHONY: install install-lua uninstall built
+.PHONY: install install-lua uninstall built rockspec
 install: export COMMAND := $(COMMAND)
 install: install-lua
 	@$(call copy,$(INSTALL_REST))
@@ -266,6 +266,14 @@ install-lua: built
 	@$(call copy,$(INSTALL_LUA))
 	@echo 'hierlock: installed for $(LUA), with the stores file null $(basename $(notdir $(wildcard $(STORES))))'
 	@$(foreach store,$(STORES),$(if $(wildcard $(store)),,echo 'hierlock: without the store $(basename $(notdir $(store))): make has not built it, and says why';)):
+
+# The rockspec to be published, which LuaRocks fetches from URL.
+rockspec:
+	@[[ '$(URL)' == git+*://* ]] || { echo 'hierlock: set URL to the public address of the repository: URL=git+https://…' >&2; exit 2; }
+	@mkdir -p build
+	@sed 's|^  url = .*|  url = "$(URL)",\n  tag = "v$(VERSION)",|; /^-- `luarocks make` takes/,/^source/ { /^--/d }' \
+	  rockspec/hierlock-$(VERSION)-1.rockspec >build/hierlock-$(VERSION)-1.rockspec
+	@echo build/hierlock-$(VERSION)-1.rockspec
 
 # What is installed was built before, perhaps by another user: nothing is written to build/.
 built:
@@ -408,6 +416,7 @@ help::
 	@echo 'make test-luas  on further Luas: without what looks at servers alone; LUAS="lua5.1 luajit"'
 	@echo 'make spec       SPECS="spec/…": in one process, on the servers that the environment names'
 	@echo 'make install    what was built, to PREFIX=$(PREFIX); make uninstall'
+	@echo 'make rockspec   the rockspec to be published; URL=git+https://…'
 	@echo 'make clean      remove build/'
 
 include spec/Makefile bench/Makefile

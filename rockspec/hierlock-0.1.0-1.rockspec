@@ -10,8 +10,8 @@
 rockspec_format = "3.0"
 package = "hierlock"
 version = "0.1.0-1"
--- `luarocks make` takes the checkout as it is, and does not look here. Before this file is published, the address of the
--- repository belongs here, with tag = "v0.1.0": from this one nothing can be fetched.
+-- `luarocks make` takes the checkout as it is, and does not look here. `make rockspec URL=git+https://…` writes the file to
+-- be published: with the address of a public repository, and the tag of this version.
 source = {
   url = "git+file://.",
 }

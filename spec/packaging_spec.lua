@@ -392,6 +392,22 @@ describe("luarocks make", function()
   local PROVIDED = 'rocks_provided = { argparse = "0.7.1-1", luv = "1.44.2-0", dkjson = "2.6-1" }\n'
   local LUAJIT = 'lua_interpreter = "luajit"\nvariables = { LUA_INCDIR = "/usr/include/luajit-2.1" }\n'
 
+  it("has a rockspec to be published, by which LuaRocks fetches the tag of the version", function()
+    local checkout, tree, config = directory .. "/checkout", directory .. "/fetched", directory .. "/fetched.config"
+    local _, status = sh("make -s -C %s rockspec", source)
+    assert.are_not.equal(0, status)
+    must("mkdir %s && tar -c --exclude=./build -C %s . | tar -x -C %s", checkout, source, checkout)
+    must("cd %s && git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a && " ..
+         "git tag v$(sed -n 's/#define HL_VERSION \"\\(.*\\)\"/\\1/p' csrc/core/hierlock.h)", checkout)
+    local name = must("cd %s && make -s rockspec URL=git+file://%s", checkout, checkout):match "[^\n]+"
+    write_file(config, PROVIDED)
+    must("cd / && PKG_CONFIG=false LUAROCKS_CONFIG=%s luarocks --lua-version=5.4 --tree=%s install %s/%s CFLAGS='-O0 -fPIC'",
+         config, tree, checkout, name)
+    local output
+    output, status = run_lua("lua5.4", tree .. "/share/lua/5.4", tree .. "/lib/lua/5.4", OPEN_FILE:format(directory))
+    assert.are.equal(0, status, output)
+  end)
+
   for _, lua in ipairs(LUAS) do
     it("installs for " .. lua.name, function()
       local tree = directory .. "/tree-" .. lua.name

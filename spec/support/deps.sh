@@ -147,7 +147,7 @@ for kind in ${kinds//+/ }; do
         libpq-dev libsqlite3-dev libhiredis-dev libmemcached-dev postgresql redis-server valkey-server memcached
       ;;
     packaging)
-      want luarocks musl-tools lua-yaml lua-argparse lua-luv mariadb-client-core
+      want luarocks git musl-tools lua-yaml lua-argparse lua-luv mariadb-client-core
       [[ $(dpkg --print-architecture) != amd64 ]] || want gcc-multilib # to build for 32 bits
       ;;
     browser)
