@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -402,6 +403,59 @@ static void remove_directory(void) {
 }
 
 /* Any bytes in the table cause no crash and no hang. */
+/* What `see` was told last of another process' session, and of its lease. */
+static void others_seen(hl_session *session, hl_holder *held, hl_holder *leased) {
+  const hl_row one = {.level = 2, .bucket = 1, .mode = HL_EXCLUSIVE};
+  const hl_row ten = {.level = 2, .bucket = 10, .mode = HL_EXCLUSIVE};
+  const hl_lease_filter filters[2] = {{.rows = &one, .n = 1}, {.rows = &ten, .n = 1}};
+  memset(held, 0, sizeof *held);
+  memset(leased, 0, sizeof *leased);
+  assert_int_equal(ops->holders(session, &filters[0], see, held, soon(), NULL), HL_OK);
+  assert_int_equal(ops->holders(session, &filters[1], see, leased, soon(), NULL), HL_OK);
+}
+
+static void pids_of_other_namespaces_are_not_shown(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl_holder held, leased;
+  int pipes[2];
+  char done;
+  assert_int_equal(pipe(pipes), 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    hl_session *own = session_new(store_new());
+    hl_session *other = session_new(own->store);
+    hl_lease_terms terms = terms_of(1, 600000);
+    if (take(own, 1, 1) == HL_OK && lease(other, 10, 1, &terms) == HL_OK)
+      (void)!write(pipes[1], "x", 1);
+    for (;;) (void)pause();
+  }
+  assert_int_equal(read(pipes[0], &done, 1), 1);
+  others_seen(f.a, &held, &leased);
+  assert_int_equal(held.pid, pid);
+  assert_int_equal(strtol(held.session, NULL, 10), pid);
+  assert_int_equal(leased.pid, pid);
+  /* As if this process were in another namespace. */
+  hl__shm_space *space = ((hl__embedded_session *)(void *)f.a)->table->space;
+  space->namespace ^= 1;
+  others_seen(f.a, &held, &leased);
+  char name[64];
+  for (uint32_t i = 1; i < 4; i++)
+    if (atomic_load(&space->table->slot[i].pid) == (uint64_t)pid)
+      hl__shm_slot_name(space, i, name, sizeof name);
+  space->namespace ^= 1;
+  assert_int_equal(held.pid, 0);
+  assert_string_equal(held.session, "");
+  assert_int_equal(leased.pid, 0);
+  assert_string_equal(name, "a process of another pid namespace");
+  (void)kill(pid, SIGKILL);
+  (void)waitpid(pid, NULL, 0);
+  (void)close(pipes[0]);
+  (void)close(pipes[1]);
+  end(&f);
+}
+
 /* In a child whose root directory changes. 77: it may not. */
 static int jailed(void) {
   hl_store *store = store_new();
@@ -834,6 +888,7 @@ int main(int argc, char **argv) {
       TEST(a_lease_is_converted),
       TEST(records_are_used_again),
       TEST(holders_are_shown),
+      TEST(pids_of_other_namespaces_are_not_shown),
       TEST(a_process_with_another_root_locks_nowhere_else),
       TEST(nonsense_in_the_table_is_survived),
       TEST(a_process_killed_while_it_takes_a_lease),

@@ -333,6 +333,12 @@ void hl__shm_slot_leave(hl__shm_space *space, bool free);
    this process' own descriptor was closed, so that it cannot know. A slot that does not exist is a
    dead one's, a free slot, too. */
 bool hl__shm_is_dead(hl__shm_space *space, uint32_t slot);
+/* A pid of a pid namespace, as this process counts them. 0: the namespace is another one, or not
+   known for want of /proc. */
+static inline pid_t hl__shm_pid(const hl__shm_space *space, uint64_t pid, uint64_t namespace) {
+  return namespace != 0 && namespace == space->namespace ? (pid_t)pid : 0;
+}
+pid_t hl__shm_slot_pid(const hl__shm_space *space, const hl__shm_slot *slot);
 /* "process 17 (stopped)", for messages. */
 void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t size);
 

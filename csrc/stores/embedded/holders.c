@@ -101,7 +101,8 @@ static void lease_take(hl__shm_space *space, hl__shm_lease *lease, hl_holder *ho
     uint64_t word = atomic_load(&lease->id[i]);
     memcpy(id + 8 * (size_t)i, &word, sizeof word);
   }
-  *holder = (hl_holder){.pid = (int64_t)atomic_load(&lease->pid),
+  const uint64_t pid = atomic_load(&lease->pid);
+  *holder = (hl_holder){.pid = hl__shm_pid(space, (uint32_t)pid, pid >> 32),
                         .kind = HL_LEASE,
                         .remaining_ms = hl__embedded_left(space, atomic_load(&lease->base.end))};
   note_take(holder, &lease->base.note);
@@ -237,13 +238,14 @@ static bool session_take(hl__shm_space *space, const finding *found, hl_holder *
   uint64_t turn;
   do {
     turn = atomic_load(&record->note.turn);
-    *holder = (hl_holder){.pid = (int64_t)atomic_load(&slot->pid), .waiting = found->waiting};
+    *holder = (hl_holder){.pid = hl__shm_slot_pid(space, slot), .waiting = found->waiting};
     note_take(holder, &record->note);
   } while ((turn % 2 != 0 || turn != atomic_load(&record->note.turn)) && ++attempts < ATTEMPTS);
   text_take(holder->host, sizeof holder->host, slot->host, HL__SHM_TEXT(sizeof holder->host));
   /* The sessions of each process have numbers of their own. */
-  (void)snprintf(holder->session, sizeof holder->session, "%" PRId64 ".%" PRIu32, holder->pid,
-                 session->number);
+  if (holder->pid)
+    (void)snprintf(holder->session, sizeof holder->session, "%" PRId64 ".%" PRIu32, holder->pid,
+                   session->number);
   /* Or it was granted meanwhile. */
   uint64_t claim = atomic_load(&node->claim);
   unsigned state = hl__shm_state_of(claim);

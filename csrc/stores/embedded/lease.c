@@ -266,7 +266,7 @@ static void whose(hl__embedded_session *session, hl__shm_lease *lease) {
                    strlen(config->application));
   hl__shm_text_set(lease->host, HL__SHM_TEXT(sizeof lease->host), config->host,
                    strlen(config->host));
-  atomic_store(&lease->pid, (uint64_t)config->pid);
+  atomic_store(&lease->pid, session->table->space->namespace << 32 | (uint32_t)config->pid);
   (void)atomic_fetch_add(&note->turn, 1u);
 }
 

@@ -16,10 +16,19 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Whether /proc has pids of this process' namespace, not those of another one. */
+static bool proc_is_ours(void) {
+  char self[24];
+  ssize_t n = readlink("/proc/self", self, sizeof self - 1);
+  self[n > 0 ? n : 0] = '\0';
+  return strtol(self, NULL, 10) == (long)getpid();
+}
+
 /* The state of a process, as a letter of the kernel's; 0: this process cannot see it. */
-static char process_state(uint64_t pid) {
+static char process_state(pid_t pid) {
   char name[64], text[256];
-  (void)snprintf(name, sizeof name, "/proc/%llu/stat", (unsigned long long)pid);
+  (void)snprintf(name, sizeof name, "/proc/%ld/stat", (long)pid);
+  if (!proc_is_ours()) return '\0';
   hl__fork_forbid();
   int fd = open(name, O_RDONLY | O_CLOEXEC);
   ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
@@ -38,19 +47,26 @@ bool hl__shm_is_dead(hl__shm_space *space, uint32_t slot) {
   return hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)slot) && hl__shm_is_open(space);
 }
 
+pid_t hl__shm_slot_pid(const hl__shm_space *space, const hl__shm_slot *slot) {
+  return hl__shm_pid(space, atomic_load(&slot->pid), atomic_load(&slot->namespace));
+}
+
 void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t size) {
   if (slot >= HL__SHM_SLOTS) {
     (void)snprintf(text, size, "a process that does not exist");
     return;
   }
-  const hl__shm_slot *it = &space->table->slot[slot];
-  unsigned long long pid = atomic_load(&it->pid);
-  char state = atomic_load(&it->namespace) == space->namespace ? process_state(pid) : '\0';
+  const pid_t pid = hl__shm_slot_pid(space, &space->table->slot[slot]);
+  if (pid == 0) {
+    (void)snprintf(text, size, "a process of another pid namespace");
+    return;
+  }
+  char state = process_state(pid);
   const char *what = !state                         ? ""
                      : state == 'T' || state == 't' ? " (stopped)"
                      : state == 'D' || state == 'S' ? " (asleep)"
                                                     : " (running)";
-  (void)snprintf(text, size, "process %llu%s", pid, what);
+  (void)snprintf(text, size, "process %ld%s", (long)pid, what);
 }
 
 /* Takes the bytes of a free slot: the one that menders need first, until `state` says that the slot
