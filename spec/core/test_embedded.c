@@ -476,6 +476,33 @@ static void a_killed_holder_is_noticed(void **state) {
   }
 }
 
+static long switches(void) {
+  struct rusage used;
+  assert_int_equal(getrusage(RUSAGE_SELF, &used), 0);
+  return used.ru_nvcsw;
+}
+
+/* Threads of a sanitizer's wake up, too: hence compared. */
+static void a_waiter_hardly_wakes_up(void **state) {
+  (void)state;
+  enum {
+    SECONDS = 3
+  };
+  hl_row rows[1] = {row(2, 3, X)};
+  pid_t pid = holder_start(rows, 1, false);
+  waiter it = {.session = a, .row = row(2, 3, X), .ms = PATIENCE_MS};
+  long idle = switches();
+  pause_ms(SECONDS * 1000);
+  idle = switches() - idle;
+  waiter_start(&it);
+  long waits = switches();
+  pause_ms(SECONDS * 1000);
+  waits = switches() - waits;
+  holder_kill(pid); /* it is told at once, not when it looks next */
+  assert_int_equal(waiter_end(&it), HL_OK);
+  assert_true(waits - idle < 8 * SECONDS);
+}
+
 static void a_stopped_process_inside_is_named(void **state) {
   (void)state;
   hl_row rows[1] = {row(2, 3, X)};
@@ -1222,6 +1249,7 @@ int main(int argc, char **argv) {
       IT(an_exemption_ends_with_its_lease),
       IT(a_revoked_record_stays_until_it_is_read),
       IT(a_killed_holder_is_noticed),
+      IT(a_waiter_hardly_wakes_up),
       IT(a_stopped_process_inside_is_named),
       IT(a_release_does_not_wait_for_a_stopped_process),
       IT(one_of_the_dead_is_in_the_way_of_another_s_mender),

@@ -3,9 +3,9 @@
  * something was given back late. Otherwise the thread sleeps, and nothing wakes it.
  *
  * The thread has a pidfd of each process of the table whose pid is visible here. If one is not, it
- * looks every 5 ms. After a death it mends. Every 100 ms it looks at the directory, and for
- * sleepers that were granted but not woken, as the process that granted them was killed or stopped
- * in between.
+ * looks every 5 ms. After a death it mends. Every second it looks at the directory, for processes
+ * that have executed another program, and for sleepers that were granted but not woken, as the
+ * process that granted them was killed or stopped in between.
  */
 #include "embedded.h"
 
@@ -16,10 +16,11 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define POLL_MS ((int)(HL__SHM_POLL_NS / 1000000))
-#define LOOK_MS 100
+#define LOOK_MS 1000
 /* Processes beyond this are looked at every 5 ms: descriptors are scarce. */
 #define WATCHED_MAX 128u
 #define MEND_NS 100000000
@@ -33,6 +34,7 @@ typedef struct hl__shm_watch {
   hl__shm_session *sleepers HL__GUARDED_BY(hl__shm_space_mutex);
   /* The thread's own. */
   bool blind; /* some process cannot be watched */
+  bool poor;  /* for want of a descriptor: it tries again */
   hl__a32 opened;
   int64_t looked; /* when it looked at the sleepers last */
   unsigned n;
@@ -69,9 +71,11 @@ static void watched_close(hl__shm_watch *watch) {
 
 /* A descriptor of the process that has the slot. -1: it cannot be seen, or there is none left. */
 static int process_open(hl__shm_space *space, const hl__shm_slot *slot) {
-  if (space->namespace == 0 || atomic_load(&slot->namespace) != space->namespace) return -1;
+  const pid_t pid = hl__shm_slot_pid(space, slot);
+  if (pid == 0) return -1;
   hl__fork_forbid();
-  int fd = (int)syscall(SYS_pidfd_open, (pid_t)atomic_load(&slot->pid), 0);
+  int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) space->watch->poor = true;
   if (fd >= 0 && !hl__fork_watch(fd)) {
     (void)close(fd);
     fd = -1;
@@ -86,7 +90,7 @@ static void watched_open(hl__shm_space *space) {
   hl__shm_watch *watch = space->watch;
   watched_close(watch);
   atomic_store(&watch->opened, atomic_load(&space->table->header.opened));
-  watch->blind = false;
+  watch->blind = watch->poor = false;
   const uint32_t top = atomic_load(&space->table->header.slots_top);
   for (uint32_t i = 1; i < top && i < HL__SHM_SLOTS; i++) {
     const hl__shm_slot *slot = &space->table->slot[i];
@@ -114,13 +118,21 @@ static void sleepers_wake(hl__shm_space *space, bool all) {
   hl__shm_space_unlock(space);
 }
 
+/* poll() fails where RLIMIT_NOFILE is lower by now than their number. */
+static int events_await(struct pollfd *fds, unsigned n, int ms) {
+  const struct timespec moment = {.tv_nsec = HL__SHM_POLL_NS};
+  const int ready = poll(fds, n, ms);
+  if (ready < 0 && errno != EINTR) (void)nanosleep(&moment, NULL);
+  return ready;
+}
+
 /* Sleeps until a process dies, or for a moment; then looks. */
 static void turn(hl__shm_space *space) {
   hl__shm_watch *watch = space->watch;
   const bool late = atomic_load(&space->late_count) != 0;
   if (atomic_load(&watch->opened) != atomic_load(&space->table->header.opened)) watched_open(space);
   watch->fds[watch->n] = (struct pollfd){.fd = watch->event, .events = POLLIN};
-  int ready = poll(watch->fds, watch->n + 1, late || watch->blind ? POLL_MS : LOOK_MS);
+  int ready = events_await(watch->fds, watch->n + 1, late || watch->blind ? POLL_MS : LOOK_MS);
   const int64_t now = hl__shm_now();
   const bool gone = hl__shm_look(space), due = now - watch->looked >= LOOK_MS * INT64_C(1000000);
   bool died = false;
@@ -135,12 +147,12 @@ static void turn(hl__shm_space *space) {
     }
     /* A process that executes another program ends no pidfd. */
     if (died || due || watch->blind) hl__shm_sweep(space, died, now + MEND_NS);
-    if (died) atomic_store(&watch->opened, atomic_load(&space->table->header.opened) - 1);
+    if (died || (due && watch->poor))
+      atomic_store(&watch->opened, atomic_load(&space->table->header.opened) - 1);
     if (late) hl__shm_late_do(space);
   }
-  if (!gone && !died && !due && !watch->blind) return;
-  watch->looked = now;
-  sleepers_wake(space, gone);
+  if (due) watch->looked = now;
+  if (gone || died || due || watch->blind) sleepers_wake(space, gone);
 }
 
 static void *run(void *context) {
@@ -158,7 +170,7 @@ static void *run(void *context) {
     if (closing) break;
     if (asleep) {
       struct pollfd event = {.fd = watch->event, .events = POLLIN};
-      (void)poll(&event, 1, -1);
+      (void)events_await(&event, 1, -1);
     } else {
       turn(space);
     }
