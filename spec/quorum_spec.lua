@@ -1049,6 +1049,43 @@ describe("a quorum", function()
     modes_become "- - -"
   end)
 
+  -- The belief of its holder must not outlast what the stores that are left have.
+  for _, call in ipairs { "refresh", "upgrade", "downgrade" } do
+    it("is believed no longer than by what is left of it, when a store has lost it: " .. call, function()
+      local manager, ttl, reader = quorum(), 40, nil
+      local handle = assert(manager:acquire(R1, { mode = "update", ttl = ttl }))
+      modes_become "update update update"
+      if call == "downgrade" then
+        assert.is_true(handle:upgrade { timeout = 5 })
+        modes_become "exclusive exclusive exclusive"
+        assert(handle:refresh())
+      end
+      local first = support.now()
+      support.sleep(0.5)
+      fail(3)
+      assert(handle:refresh())
+      mend(3)
+      assert.is_true(handle:remaining() > first + ttl - support.now())
+      empty(1)
+      if call == "upgrade" then
+        reader = assert(single(2):acquire(R1, { mode = "shared", ttl = LONG }))
+        assert_code("timeout", handle:upgrade { timeout = 0 })
+      elseif call == "refresh" then
+        fail(3)
+        assert.is_nil((handle:refresh()))
+        mend(3)
+      else
+        assert(handle:downgrade())
+      end
+      assert.is_true(handle:remaining() <= first + ttl - support.now())
+      assert.is_true(handle:is_held())
+      if reader then assert(reader:release { confirm = true }) end
+      assert(handle:refresh())
+      assert.is_true(handle:remaining() > first + ttl - support.now())
+      assert(handle:release { confirm = true })
+    end)
+  end
+
   it("is made exclusive where it was not upgraded, when that can be", function()
     local handle = assert(quorum():acquire(R1, UPDATE))
     modes_become "update update update"

@@ -512,10 +512,10 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
       break;
     }
     if (status == HL_ELOST) hl__lease_lost(lease, &reason);
+    if (grant.until_ms) hl__lease_until(lease, grant.until_ms);
     if (status == HL_ECONNECTION || (status && !upgrades)) call->lock->unsure = true;
     if (status == HL_OK) {
       lease->terms.place = grant.place;
-      if (grant.until_ms) hl__lease_until(lease, grant.until_ms);
       lease->terms.token = grant.token;
       status = hl__lease_use(lease, error); /* released meanwhile? */
       break;

@@ -346,7 +346,10 @@ static int refresh(hl__lease *lease, int64_t ttl, hl_error *error) HL__REQUIRES(
   (void)pthread_cond_broadcast(&lease->manager->done);
   /* The lease was released meanwhile, or the manager was closed. */
   if (lease->state != HL__LEASE_HELD) return not_held(lease, error);
-  if (status == HL_OK) believe(lease, self.sent_ms, ttl);
+  if (status == HL_OK)
+    believe(lease, self.sent_ms, ttl);
+  else if (self.sent_ms)
+    hl__lease_until(lease, hl__deadline(self.sent_ms, ttl));
   if (status == HL_ELOST) (void)lose(lease, &reason);
   if (status && error) *error = reason;
   return status;

@@ -157,8 +157,8 @@ typedef struct hl_grant {
   /* Of a lease: the value for hl_lease_terms.place; also when a record only may exist, see
      sent_ms. */
   uint64_t place;
-  /* Of a conversion: how long the holder may believe the lease now, unless it already did for
-     longer (hl__boot_ms); 0: unchanged. */
+  /* Of a conversion, also of a failed one: until when the holder may believe the lease now, at most
+     (hl__boot_ms); 0: as before. */
   int64_t until_ms;
   uint8_t replaced[16]; /* of an adoption: the holder that it has replaced */
 } hl_grant;
@@ -195,7 +195,8 @@ typedef struct hl_lease_filter {
    (hl__error_revoked). Of terms, only id, holder, place and the fields that are named count. */
 typedef struct hl_lease_ops {
   /* Has the lease end `ttl` from now. terms->turn and token count. Never creates a record. *sent_ms:
-     when the command was sent (hl__boot_ms), not when it was answered. */
+     when the command was sent (hl__boot_ms), not when it was answered. After a failure, too, the
+     holder does not believe beyond *sent_ms + ttl, unless it is 0. */
   int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
                  int64_t *sent_ms, hl_error *error);
   /* Whether the record is there, and how long it lasts: 0 if it has expired. terms->token counts. */

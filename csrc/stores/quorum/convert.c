@@ -90,6 +90,7 @@ int hl__quorum_convert(hl_session *base, const hl_request *request, hl_grant *gr
     status = hl__error(error, HL_ELOST, "nothing is known of the lease any more");
   else
     status = downgrade(session, lease, rows, shown, error);
+  if (lease && !lease->dropped) grant->until_ms = hl__known_until(store, lease);
   hl__rows_unref(rows);
   hl__rows_unref(shown);
   hl__known_unref(lease);

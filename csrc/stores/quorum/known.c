@@ -196,3 +196,9 @@ int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *le
     if (lease->at[i].in) till[n++] = lease->at[i].till;
   return nth(store, till, n);
 }
+
+int64_t hl__known_until(const hl__quorum_store *store, hl__quorum_lease *lease) {
+  int64_t till = hl__known_till(store, lease);
+  if (till < lease->end) lease->end = till;
+  return till;
+}

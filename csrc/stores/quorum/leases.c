@@ -140,7 +140,11 @@ static int refreshed(polling *self, hl__quorum_lease *lease, int64_t ttl, int64_
     if (!lease->dropped) hl__quorum_abandon(store, lease);
     return gone(self, error);
   }
-  if (self->ok < store->need) return unknown(self, "did not refresh", error);
+  if (self->ok < store->need) {
+    int64_t till = hl__known_till(store, lease);
+    if (till) *sent_ms = till - ttl;
+    return unknown(self, "did not refresh", error);
+  }
   *sent_ms = hl__known_since(store, lease, ttl);
   lease->held = !lease->dropped;
   lease->end = hl__deadline(*sent_ms, ttl);

@@ -499,8 +499,6 @@ static void upgraded(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mute
   for (unsigned i = 0; i < self->store->n; i++)
     if (lease->at[i].in && !lease->at[i].converted) hl__known_old(self->store, lease, i);
   grant->token = grant->place = self->token;
-  grant->until_ms = hl__known_till(self->store, lease);
-  if (grant->until_ms < lease->end) lease->end = grant->until_ms;
   rest_leave(self);
   hl__quorum_heal(self->store, lease);
 }
@@ -631,6 +629,7 @@ int hl__quorum_upgrade(hl_session *base, const hl_request *request, hl_grant *gr
       give_up(&self);
     if (status) status = failure(&self, status, error);
     if (status == HL_ELOST && !self.lease->dropped) hl__quorum_abandon(store, self.lease);
+    if (!self.lease->dropped) grant->until_ms = hl__known_until(store, self.lease);
   }
   taking_end(&self);
   hl__known_unref(self.lease);
