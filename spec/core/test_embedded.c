@@ -1012,6 +1012,39 @@ static void another_boot_beside_the_living_is_refused(void **state) {
   assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
 }
 
+/* In a child whose files may not grow any more. */
+static int limited(void) {
+  hl__shm_space *own = space_open();
+  hl__shm_session *session = session_begin(own);
+  struct stat st;
+  if (fstat(own->fd, &st) != 0) return 1;
+  const struct rlimit limit = {(rlim_t)st.st_size, (rlim_t)st.st_size};
+  if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
+  uint32_t n = 0;
+  int status = HL_OK;
+  while (status == HL_OK && n < 100000) status = take_one(session, row(2, n++, X), 0);
+  if (status != HL_ESTORE || !strstr(fault.message, "ulimit -f")) return 3;
+  if (session->n != n - 1 || hl__shm_session_check(session, true, &fault) != HL_OK) return 4;
+  hl__shm_end(session);
+  hl__shm_space_unref(own);
+  const struct rlimit less = {4096, 4096};
+  if (setrlimit(RLIMIT_FSIZE, &less) != 0) return 2;
+  directory[strlen(directory) - 1] ^= 1;
+  own = space_open(); /* one that it would have to make */
+  if (own || !strstr(fault.message, "too large")) return 5;
+  return rmdir(directory) == 0 ? 0 : 6;
+}
+
+static void a_limit_of_file_sizes_is_an_error(void **state) {
+  (void)state;
+  int status;
+  pid_t pid = fork();
+  if (pid == 0) _exit(limited());
+  (void)waitpid(pid, &status, 0);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 /* In a child without /proc. */
 static int without_proc(const char *message) {
   if (unshare(CLONE_NEWNS | (geteuid() ? CLONE_NEWUSER : 0)) != 0 ||
@@ -1269,6 +1302,7 @@ int main(int argc, char **argv) {
       IT(a_process_keeps_its_directory_as_another_user),
       IT(the_dead_make_room_for_an_opener),
       IT(another_boot_beside_the_living_is_refused),
+      IT(a_limit_of_file_sizes_is_an_error),
       IT(a_process_without_proc_shares_the_boot),
       IT(a_process_without_proc_guesses_no_boot),
       IT(others_files_are_refused),

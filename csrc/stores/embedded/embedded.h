@@ -291,6 +291,8 @@ bool hl__shm_is_fragile(hl__shm_space *space);
 /* Whether the layout of the file is the wanted one; *agreed: a reference. */
 int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
                   hl_error *error);
+/* HL_ESTORE, saying why there is no space. */
+int hl__shm_full_error(const hl__shm_space *space, hl_error *error);
 /* HL_ECONNECTION, saying why the space is gone. */
 int hl__shm_gone_error(const hl__shm_space *space, hl_error *error);
 /* Looks at the file and its name now; whether the space is gone. */

@@ -111,7 +111,7 @@ int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadl
     uint32_t at = common_get(space, HL__NODES, hl__shm_claim(space->me, 0, HL__RESERVED));
     hl__shm_node *node = at ? hl__shm_node_at(space, at) : NULL;
     const hl__shm_node *own = hl__shm_node_at(space, held->node);
-    if (!node || !own) return hl__error(error, HL_ESTORE, "no space is left for a lease");
+    if (!node || !own) return hl__shm_full_error(space, error);
     const uint32_t part = hl__shm_part_of(held->hash);
     int status = hl__shm_part_lock(space, part, deadline, error);
     hl__shm_row *row = status ? NULL : hl__shm_row_of(space, own);

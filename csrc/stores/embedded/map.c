@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,6 +33,36 @@ int64_t hl__shm_now(void) {
   struct timespec t;
   (void)clock_gettime(CLOCK_MONOTONIC, &t);
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* ----------------------------------------------------------------- space */
+
+/* How long the files of this process may become; the kernel ends one by SIGXFSZ that goes further. */
+static rlim_t size_limit(void) {
+  struct rlimit limit;
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
+}
+
+/* Has the file have space there. 0, or an errno. */
+static int space_make(int fd, off_t from, off_t size) {
+  struct stat st;
+  const rlim_t limit = size_limit();
+  if (limit != RLIM_INFINITY && (rlim_t)(from + size) > limit &&
+      (fstat(fd, &st) != 0 || st.st_size < from + size))
+    return EFBIG;
+  return posix_fallocate(fd, from, size);
+}
+
+int hl__shm_full_error(const hl__shm_space *space, hl_error *error) {
+  const rlim_t limit = size_limit(), most = HL__SHM_MAPPED;
+  if (limit < most)
+    return hl__error(
+        error, HL_ESTORE,
+        "no space is left in the lock directory %s, or none that this process may use: "
+        "its files may have %llu bytes at most (ulimit -f)",
+        space->directory.path, (unsigned long long)limit);
+  return hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
+                   space->directory.path);
 }
 
 /* ---------------------------------------------------------------- making */
@@ -88,7 +119,7 @@ static int file_make(hl__shm_space *space, const hl_layout *layout, hl_error *er
   bool made = false;
   int fd = hl__file_temporary(directory, directory->file_mode, temporary);
   if (fd >= 0 && fstat(fd, &st) == 0) {
-    errno = posix_fallocate(fd, 0, (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK));
+    errno = space_make(fd, 0, (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK));
     made = errno == 0 && header_write(fd, space, layout, &st) == 0 &&
            hl__file_name(directory, temporary, HL__SHM_FILE) == 0;
     int saved = errno;
@@ -347,8 +378,8 @@ uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_
   for (;;) {
     top = hl__shm_chunks(space);
     if (top == 0 || top == HL__SHM_CHUNKS ||
-        posix_fallocate(space->fd, (off_t)(HL__SHM_FIXED + (size_t)top * HL__SHM_CHUNK),
-                        HL__SHM_CHUNK) != 0)
+        space_make(space->fd, (off_t)(HL__SHM_FIXED + (size_t)top * HL__SHM_CHUNK),
+                   HL__SHM_CHUNK) != 0)
       return 0;
     uint32_t none = 0, seen = top;
     bool got = atomic_compare_exchange_strong(&table->dir[top], &none, mine);

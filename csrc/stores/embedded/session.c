@@ -228,8 +228,7 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
     if (hl__shm_tell(table, request, hl__embedded_store_of(session)->config->application))
       status = hl__shm_take(table, &part, exempt, error);
     else
-      status = hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
-                         table->space->directory.path);
+      status = hl__shm_full_error(table->space, error);
   }
   for (size_t i = 0; i < named && status == HL_OK; i++)
     status = file_take(session, request, &request->rows[first + i], error);

@@ -48,8 +48,7 @@ int hl__shm_begin(hl__shm_space *space, hl__shm_session **result, hl_error *erro
   session->record = session->note = hl__shm_record_get(space);
   if (!session->record) {
     free(session);
-    return hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
-                     space->directory.path);
+    return hl__shm_full_error(space, error);
   }
   static hl__a32 numbers;
   hl__shm_record_at(space, session->record)->number = atomic_fetch_add(&numbers, 1);
@@ -432,8 +431,7 @@ static int row_enter(const taking *self, const hl_row *want, uint32_t *waits, hl
   if (try_once) hl__shm_node_put(session, index);
   return HL__UNFREE;
 full:
-  return hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
-                   space->directory.path);
+  return hl__shm_full_error(space, error);
 }
 
 /* Tries once more, after the dead and the leases whose time is up are out of the way. */
