@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -1012,6 +1013,20 @@ static void another_boot_beside_the_living_is_refused(void **state) {
   assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
 }
 
+static void a_table_in_use_does_not_grow_old(void **state) {
+  (void)state;
+  const struct timespec old[2] = {{.tv_sec = time(NULL) - 3 * 86400}, {.tv_sec = 86400}};
+  struct stat st;
+  int fd = control_open(), locked = open(directory, O_RDONLY | O_CLOEXEC);
+  assert_int_equal(futimens(fd, old), 0);
+  assert_int_equal(hl__shm_check(space, true, &fault), HL_OK);
+  assert_int_equal(fstat(fd, &st), 0);
+  assert_true(st.st_atime > time(NULL) - 86400 && st.st_mtime > time(NULL) - 86400);
+  assert_int_equal(flock(locked, LOCK_EX | LOCK_NB), -1); /* as systemd-tmpfiles tries */
+  (void)close(fd);
+  (void)close(locked);
+}
+
 /* In a child whose files may not grow any more. */
 static int limited(void) {
   hl__shm_space *own = space_open();
@@ -1302,6 +1317,7 @@ int main(int argc, char **argv) {
       IT(a_process_keeps_its_directory_as_another_user),
       IT(the_dead_make_room_for_an_opener),
       IT(another_boot_beside_the_living_is_refused),
+      IT(a_table_in_use_does_not_grow_old),
       IT(a_limit_of_file_sizes_is_an_error),
       IT(a_process_without_proc_shares_the_boot),
       IT(a_process_without_proc_guesses_no_boot),

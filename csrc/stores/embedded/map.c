@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -28,6 +29,8 @@
    removed a moment ago, or a reboot has emptied it, unless more than 2^24 were given each second.
    */
 #define TOKEN_SECOND_BITS 24
+/* How old the file may seem while it is used: half a day. */
+#define RENEWED_S 43200
 
 int64_t hl__shm_now(void) {
   struct timespec t;
@@ -247,6 +250,8 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
   space->table = mapping;
   (void)madvise(mapping, HL__SHM_MAPPED, MADV_DONTFORK);
   tokens_begin(&space->table->header);
+  /* systemd-tmpfiles leaves a directory alone that is locked so, even if its user sleeps for weeks. */
+  (void)flock(space->directory.fd, LOCK_SH | LOCK_NB);
   return HL_OK;
 }
 
@@ -260,6 +265,15 @@ static bool is_whole(const struct stat *st) {
   return st->st_size >= (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK);
 }
 
+/* A program that cleans up in /tmp removes files of some age, and a mapping that is written to does
+   not grow younger everywhere. */
+static void file_renew(const hl__shm_space *space, const struct stat *st) {
+  const int64_t now = time(NULL), changed = st->st_mtime;
+  if (changed > now - RENEWED_S && changed < now + RENEWED_S) return;
+  (void)futimens(space->fd, NULL);
+  (void)flock(space->directory.fd, LOCK_SH | LOCK_NB);
+}
+
 /* What the descriptor says. If its number is that of another descriptor of the same file, this
    process' own lock is in the way there. */
 static int file_look(hl__shm_space *space) {
@@ -267,6 +281,7 @@ static int file_look(hl__shm_space *space) {
   if (fstat(space->fd, &st) != 0 || !is_file(space, &st) ||
       (space->me && !hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)space->me)))
     return HL__SHM_CLOSED;
+  file_renew(space, &st);
   return is_whole(&st) ? HL__SHM_HERE : HL__SHM_CUT;
 }
 
