@@ -195,7 +195,7 @@ static bool piece_begin(hl__call *call, hl__connection *connection, int64_t dead
   int64_t end = now + (longest < WAIT_PIECE_MS ? longest : WAIT_PIECE_MS);
   if (deadline < end) end = deadline;
   request->deadline = end;
-  int64_t due = hl__late_answer_by(end);
+  int64_t due = hl__late_answer_at(now, end);
   bool own = call->manager->ops->traits.leases_only; /* which sees to the limit itself */
   hl__pool_watch(call->manager, connection, own || connection->fresh || due < limit ? due : limit);
   call->connection = connection;

@@ -39,14 +39,15 @@ int64_t hl__lease_left_ms(int64_t end) {
 #define LATE_MS 170
 #define LATER_MS 970
 
-static int64_t after(int64_t deadline, int64_t ms) {
-  int64_t now = hl__now_ms();
+static int64_t after(int64_t now, int64_t deadline, int64_t ms) {
   return hl__deadline(deadline > now ? deadline : now, ms);
 }
 
-int64_t hl__answer_by(int64_t deadline) { return after(deadline, LATE_MS); }
+int64_t hl__answer_by(int64_t deadline) { return after(hl__now_ms(), deadline, LATE_MS); }
 
-int64_t hl__late_answer_by(int64_t deadline) { return after(deadline, LATER_MS); }
+int64_t hl__late_answer_by(int64_t deadline) { return hl__late_answer_at(hl__now_ms(), deadline); }
+
+int64_t hl__late_answer_at(int64_t now, int64_t deadline) { return after(now, deadline, LATER_MS); }
 
 void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t deadline) {
   if (deadline == HL_FOREVER) {

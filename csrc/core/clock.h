@@ -38,6 +38,7 @@ int64_t hl__answer_by(int64_t deadline);
 /* Like hl__answer_by, and about 800 ms longer: for calls where giving up costs the connection, or
    leaves a lease without an owner. A busy machine may answer that late. */
 int64_t hl__late_answer_by(int64_t deadline);
+int64_t hl__late_answer_at(int64_t now, int64_t deadline); /* the same, at that time */
 
 /* Waits for the condition, which uses CLOCK_MONOTONIC, but at most until the deadline. */
 void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t deadline);

@@ -81,7 +81,9 @@ typedef struct call {
 
 /* The manager is at 1, the options are at n. */
 static void call_begin(lua_State *L, call *c, int n) {
-  *c = (call){.self = hll_manager_check(L), .n = n};
+  c->self = hll_manager_check(L);
+  c->n = n;
+  c->pending = NULL;
   hll_asker_find(L, c->self, &c->asker);
   int shared = hll_manager_shared(L, n);
   hll_manager_account(L, c->self);

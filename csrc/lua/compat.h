@@ -31,6 +31,10 @@ static inline void hll_setfuncs(lua_State *L, const luaL_Reg *functions) {
 static inline void hll_class_new(lua_State *L, const char *class, const luaL_Reg *metamethods,
                                  const luaL_Reg *methods) {
   (void)luaL_newmetatable(L, class);
+#if LUA_VERSION_NUM >= 502
+  lua_pushvalue(L, -1);
+  lua_rawsetp(L, LUA_REGISTRYINDEX, class);
+#endif
   hll_setfuncs(L, metamethods);
   lua_pushstring(L, class);
   lua_setfield(L, -2, "__name");
@@ -49,7 +53,15 @@ static inline void *hll_newuserdata(lua_State *L, const char *class, size_t size
 #endif
   memset(header, 0, sizeof *header + size);
   *header = (hll_header){header, class};
+#if LUA_VERSION_NUM >= 502
+  lua_rawgetp(L, LUA_REGISTRYINDEX, class); /* by its address, which costs half */
+  if (lua_isnil(L, -1)) {                   /* the class of a store's module has a name alone */
+    lua_pop(L, 1);
+    luaL_getmetatable(L, class);
+  }
+#else
   luaL_getmetatable(L, class);
+#endif
   lua_setmetatable(L, -2);
   return header + 1;
 }

@@ -41,7 +41,7 @@ hl_id hll_id(lua_State *L, int index, const char *level, char room[24]) {
 typedef struct reading {
   hl_plan *plan;
   hl_layout *layout;
-  hl_id ids[HL_LEVELS_MAX];
+  hl_id ids[HL_LEVELS_MAX]; /* and what they point to: of the levels that are given alone */
   char rooms[HL_LEVELS_MAX][24];
   unsigned given; /* bit i: level i */
   unsigned positions;
@@ -123,7 +123,12 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
   index = hll_absindex(L, index);
   if (!lua_istable(L, index))
     hll_misuse(L, "target must be a table, not %s", luaL_typename(L, index));
-  reading r = {.plan = plan, .layout = hl_plan_layout(plan), .mode = mode};
+  reading r; /* most of it is left as it is: each acquisition comes here */
+  r.plan = plan;
+  r.layout = hl_plan_layout(plan);
+  r.given = r.positions = r.named = 0;
+  r.mode = mode;
+  r.mode_given = false;
   luaL_checkstack(L, 8, "target");
   lua_pushnil(L);
   r.list = lua_gettop(L);
@@ -135,7 +140,7 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
   unsigned n = 0;
   while (n < levels && (r.given >> n & 1u)) n++;
   if (!lua_isnil(L, r.list)) {
-    if (r.ids[levels - 1].size > 0)
+    if (r.given >> (levels - 1) & 1u)
       hll_misuse(L, "target has both %s and %ss", hl_layout_name(r.layout, levels - 1),
                  hl_layout_name(r.layout, levels - 1));
     if (n < levels - 1) hll_misuse(L, "%s is missing in target", hl_layout_name(r.layout, n));

@@ -97,10 +97,14 @@ end
 
 --- The method of that name, yielding where it can. `blocking` and `start` are its two forms.
 function waiting.wrap(name, blocking, start)
+  local loop_of = core.loop
   return function(self, ...)
-    local loop = core.loop(self)
-    if loop == true then loop = notice() end
+    local loop = loop_of(self)
     if not loop then return blocking(self, ...) end
+    if loop == true then
+      loop = notice()
+      if not loop then return blocking(self, ...) end
+    end
     if type(loop) == "table" then return loop.call(name, blocking, start, self, ...) end
     local pending, err = start(self, ...)
     if not core.is_pending(pending) then return pending, err end
