@@ -111,10 +111,10 @@ int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadl
     uint32_t at = common_get(space, HL__NODES, hl__shm_claim(space->me, 0, HL__RESERVED));
     hl__shm_node *node = at ? hl__shm_node_at(space, at) : NULL;
     const hl__shm_node *own = hl__shm_node_at(space, held->node);
-    if (!node || !own) return hl__shm_full_error(space, error);
+    if (!node) return hl__shm_full_error(space, error);
     const uint32_t part = hl__shm_part_of(held->hash);
     int status = hl__shm_part_lock(space, part, deadline, error);
-    hl__shm_row *row = status ? NULL : hl__shm_row_of(space, own);
+    hl__shm_row *row = status || !own ? NULL : hl__shm_row_of(space, own);
     if (!row) {
       atomic_store(&node->claim, 0);
       if (status) return status;
@@ -135,22 +135,25 @@ int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadl
   return HL_OK;
 }
 
-/* Locks the partition of a claim of the lease; *row: its row. False: it is not the lease's, or was
-   not to be locked; then no lock is held. */
-static bool claim_lock(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t deadline,
-                       hl__shm_row **row) {
+/* Locks the partition of a claim of the lease; *row: its row, or NULL in a damaged file. HL_OK;
+   HL__ABSENT: it is not the lease's; else it was not to be locked. Only HL_OK: the lock is held. */
+static int claim_lock(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t deadline,
+                      hl__shm_row **row) {
   hl__shm_node *node = hl__shm_node_at(space, at);
   const uint64_t claim = node ? atomic_load(&node->claim) : 0;
-  if (hl__shm_state_of(claim) != HL__HELD) return false;
+  if (hl__shm_state_of(claim) != HL__HELD) return HL__ABSENT;
   const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim)));
-  if (hl__shm_part_lock(space, part, deadline, NULL) != HL_OK) return false;
+  const int status = hl__shm_part_lock(space, part, deadline, NULL);
+  if (status) return status;
   /* HELD as before, and only under this lock does it become another. */
   if (hl__shm_key_of(atomic_load(&node->claim)) == hl__shm_key_of(claim) &&
       hl__shm_state_of(atomic_load(&node->claim)) == HL__HELD && node->flags & HL__LEASED &&
-      node->own == stamp && (*row = hl__shm_row_of(space, node)))
-    return true;
+      node->own == stamp) {
+    *row = hl__shm_row_of(space, node);
+    return HL_OK;
+  }
   hl__shm_part_unlock(space, part);
-  return false;
+  return HL__ABSENT;
 }
 
 static void claim_unlock(hl__shm_space *space, uint64_t claim, hl__shm_wakes *wakes) {
@@ -158,16 +161,19 @@ static void claim_unlock(hl__shm_space *space, uint64_t claim, hl__shm_wakes *wa
   hl__shm_wakes_send(wakes);
 }
 
-/* Takes a claim away, if it is the lease's. False: it could not be locked. */
-static bool claim_take(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t deadline) {
+/* Takes a claim away, if it is the lease's; *next: the next one in the lease's chain. As claim_lock. */
+static int claim_take(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t deadline,
+                      uint32_t *next) {
   hl__shm_wakes wakes = {0};
   hl__shm_row *row;
-  hl__shm_node *node = hl__shm_node_at(space, at);
+  const hl__shm_node *node = hl__shm_node_at(space, at);
   const uint64_t claim = node ? atomic_load(&node->claim) : 0;
-  if (!claim_lock(space, at, stamp, deadline, &row)) return hl__shm_now() <= deadline;
+  const int status = claim_lock(space, at, stamp, deadline, &row);
+  if (status) return status;
+  *next = atomic_load(&node->chain); /* ours until it is free */
   hl__shm_claim_end(space, at, &wakes);
   claim_unlock(space, claim, &wakes);
-  return true;
+  return HL_OK;
 }
 
 /* Has those look again who wait for the lease's rows: it has another end. */
@@ -177,9 +183,9 @@ static void waiters_wake(hl__shm_space *space, hl__shm_lease *lease, uint64_t st
     hl__shm_wakes wakes = {0};
     hl__shm_row *row;
     hl__shm_node *node = hl__shm_node_at(space, at);
-    if (!node || !claim_lock(space, at, stamp, hl__shm_now() + PATIENCE_NS, &row)) return;
+    if (!node || claim_lock(space, at, stamp, hl__shm_now() + PATIENCE_NS, &row) != HL_OK) return;
     const uint64_t claim = atomic_load(&node->claim);
-    hl__shm_node *first = hl__shm_node_at(space, row->first);
+    hl__shm_node *first = row ? hl__shm_node_at(space, row->first) : NULL;
     if (first) {
       atomic_store(&first->wake, 1);
       wakes.word[wakes.n++] = &first->wake;
@@ -231,25 +237,23 @@ bool hl__shm_lease_end(hl__shm_space *space, uint32_t index, uint64_t stamp, uin
   return false;
 }
 
-/* All claims of the lease with that stamp, by the chain or by looking at each node. The record may be
-   another lease's meanwhile. False: not all could be taken. */
+/* All claims of the lease with that stamp. The record may be another lease's meanwhile. chained: along
+   the chain; but if a node of it is not the lease's any more, another process is at it, too, and the
+   chain leads astray. Else each node is looked at. False: not all could be taken. */
 static bool claims_take(hl__shm_space *space, hl__shm_lease *lease, uint64_t stamp, bool chained,
                         int64_t deadline) {
   bool all = true;
-  uint32_t steps = 0;
-  for (uint32_t at = chained ? atomic_load(&lease->base.first) : 0; at && steps < STEPS_MAX;
-       steps++) {
-    const hl__shm_node *node = hl__shm_node_at(space, at);
-    if (!node) break;
-    const uint32_t next = atomic_load(&node->chain); /* ours until it is free */
-    all = claim_take(space, at, stamp, deadline) && all;
+  uint32_t steps = 0, at = chained ? atomic_load(&lease->base.first) : 0, next = 0;
+  while (at && steps++ < STEPS_MAX && claim_take(space, at, stamp, deadline, &next) == HL_OK)
     at = next;
-  }
+  if (chained && !at) return true;
   const uint32_t chunks = hl__shm_chunks(space);
-  for (uint32_t chunk = 1; chunk < chunks && !chained; chunk++) {
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
     if (atomic_load(&space->table->dir[chunk]) != (uint32_t)HL__NODES << 24) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++)
-      all = claim_take(space, chunk * HL__SHM_PER_CHUNK + i, stamp, deadline) && all;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
+      const int status = claim_take(space, chunk * HL__SHM_PER_CHUNK + i, stamp, deadline, &next);
+      all = all && (status == HL_OK || status == HL__ABSENT);
+    }
   }
   return all;
 }
@@ -314,7 +318,11 @@ int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, uint64_t stamp, 
       at = next;
       continue;
     }
-    if (!claim_lock(space, at, stamp, deadline, &entry)) break;
+    if (claim_lock(space, at, stamp, deadline, &entry) != HL_OK) break;
+    if (!entry) {
+      claim_unlock(space, claim, &wakes);
+      return hl__error(error, HL_ESTORE, "the table of locks is damaged");
+    }
     const unsigned before = hl__shm_mode_of(atomic_load(&node->claim));
     entry->count[row->mode & 7u]++;
     atomic_store(&node->claim, hl__shm_claim(key, row->mode, HL__HELD));
@@ -330,40 +338,72 @@ int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, uint64_t stamp, 
 
 /* -------------------------------------------------------------- in the way */
 
-int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline) {
-  const uint32_t part = hl__shm_part_of(hl__shm_hash(key));
+/* Whether a holder is the claim of a lease that has no record any more. The record is freed behind the
+   last claim, and its words say whose it is; so only a damaged file has such a claim, or one that a
+   power failure has torn. The partition is locked. */
+static bool is_orphan(hl__shm_space *space, const hl__shm_node *holder) {
+  hl__shm_lease *lease = hl__shm_lease_at(space, atomic_load(&holder->session));
+  return !lease || !lease_of(space, atomic_load(&holder->session), holder->own) ||
+         atomic_load(&lease->base.used) & HL__KEPT;
+}
+
+/* A lease in the way of a waiter. */
+typedef struct obstacle {
+  uint32_t record;
+  uint64_t stamp, end;
+  uint32_t orphan; /* a node */
+} obstacle;
+
+/* Finds a lease on the row that is over; returns when the next one ends. The partition is locked. */
+static int64_t over_find(hl__shm_space *space, const hl__shm_row *row, obstacle *found) {
   const int64_t now = hl__shm_boot_ms(space);
   int64_t nearest = INT64_MAX;
-  uint32_t over = 0, steps = 0, index;
-  uint64_t stamp = 0, over_end = 0;
-  if (hl__shm_part_lock(space, part, deadline, NULL) != HL_OK) return nearest;
-  const hl__shm_row *row = hl__shm_row_find(space, key, false, &index);
-  for (uint32_t i = row ? row->holders : 0; i && steps < STEPS_MAX; steps++) {
+  uint32_t steps = 0;
+  for (uint32_t i = row->holders; i && steps < STEPS_MAX; steps++) {
     const hl__shm_node *holder = hl__shm_node_at(space, i);
     if (!holder) break;
+    const uint32_t at = i;
     i = holder->next;
     if (!(holder->flags & HL__LEASED)) continue;
+    if (is_orphan(space, holder)) {
+      found->orphan = at;
+      continue;
+    }
     const uint32_t record = atomic_load(&holder->session);
     const hl__shm_lease *lease = hl__shm_lease_at(space, record);
     if (!lease) continue;
     const bool made = !(atomic_load(&lease->base.used) & HL__MAKES);
     const uint64_t end = atomic_load(&lease->base.end); /* after `used` */
     if (made && hl__shm_end_ms(end) <= now) {
-      over = record;
-      over_end = end;
-      stamp = holder->own;
+      *found = (obstacle){record, holder->own, end, found->orphan};
     } else {
       const int64_t until = made ? hl__shm_end_ms(end) : now + SOON_MS;
       if (until < nearest) nearest = until;
     }
   }
+  return nearest;
+}
+
+int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline) {
+  const uint32_t part = hl__shm_part_of(hl__shm_hash(key));
+  uint32_t index;
+  obstacle found = {0};
+  hl__shm_wakes wakes = {0};
+  /* A process may be stopped inside for ever: the caller looks meanwhile whether it was cancelled. */
+  const int64_t most = hl__shm_now() + PATIENCE_NS;
+  if (deadline > most) deadline = most;
+  if (hl__shm_part_lock(space, part, deadline, NULL) != HL_OK) return INT64_MAX;
+  const hl__shm_row *row = hl__shm_row_find(space, key, false, &index);
+  const int64_t nearest = row ? over_find(space, row, &found) : INT64_MAX;
+  if (found.orphan) hl__shm_claim_end(space, found.orphan, &wakes);
   hl__shm_part_unlock(space, part);
-  if (!over) return nearest;
+  hl__shm_wakes_send(&wakes);
+  if (!found.record) return found.orphan ? 0 : nearest;
   /* It has ended already where its end is 0: who ended it was held up. */
-  if (over_end == 0)
-    hl__shm_lease_unmake(space, over, deadline);
+  if (found.end == 0)
+    hl__shm_lease_unmake(space, found.record, deadline);
   else
-    (void)hl__shm_lease_end(space, over, stamp, over_end);
+    (void)hl__shm_lease_end(space, found.record, found.stamp, found.end);
   return 0;
 }
 

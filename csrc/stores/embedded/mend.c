@@ -151,10 +151,27 @@ static void lease_reboot(hl__shm_space *space, hl__shm_lease *lease) {
   atomic_store(&lease->base.end, hl__shm_end_word(end, atomic_load(&lease->base.stamp)));
 }
 
+/* Of all claims only those of leases are left: no process is alive that has another, or that has set
+   a node aside. */
+static void claims_reboot(hl__shm_space *space) {
+  const uint32_t chunks = hl__shm_chunks(space);
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    const uint32_t word = atomic_load(&space->table->dir[chunk]);
+    if (word >> 24 != HL__NODES) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
+      hl__shm_node *node = hl__shm_node_at(space, chunk * HL__SHM_PER_CHUNK + i);
+      if (node && ((word & HL__SHM_UNOWNED) != 0 ||
+                   hl__shm_state_of(atomic_load(&node->claim)) != HL__HELD))
+        atomic_store(&node->claim, 0);
+    }
+  }
+}
+
 void hl__shm_reboot(hl__shm_space *space, const uint64_t boot[2]) {
   hl__shm_table *table = space->table;
   const uint32_t chunks = hl__shm_chunks(space);
   for (uint32_t i = 1; i < HL__SHM_SLOTS; i++) atomic_store(&table->slot[i].pid, 0);
+  claims_reboot(space);
   for (uint32_t p = 0; p < HL__SHM_PARTS; p++) {
     atomic_store(&table->part[p].lock, space->me + 1);
     hl__shm_rebuild(space, p);

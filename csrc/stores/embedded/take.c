@@ -284,7 +284,7 @@ static int granted_await(const taking *self, uint32_t index, uint64_t key, hl_er
       circles = now + AGAIN_NS;
     }
     do lease_ms = hl__shm_leases_look(space, key, self->deadline);
-    while (lease_ms == 0 && hl__shm_now() < self->deadline);
+    while (lease_ms == 0 && hl__shm_now() < self->deadline && !atomic_load(&session->cancelled));
     if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
     if (atomic_load(&session->cancelled))
       return hl__error(error, HL_CANCELLED, "the wait was cancelled");
