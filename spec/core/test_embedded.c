@@ -77,6 +77,7 @@ typedef struct waiter {
   hl_row row;
   int64_t ms;
   uint64_t agent;
+  bool pending; /* its agent does not block */
   uint64_t exempt;
   int status;
   atomic_int done;
@@ -88,7 +89,7 @@ static void *waiter_run(void *context) {
                               .n = 1,
                               .deadline = hl__now_ms() + self->ms,
                               .agent = self->agent,
-                              .blocks = self->agent != 0};
+                              .blocks = self->agent != 0 && !self->pending};
   hl_error error;
   self->status = hl__shm_take(self->session, &request, self->exempt, &error);
   atomic_store(&self->done, 1);
@@ -246,6 +247,59 @@ static void a_circle_is_refused(void **state) {
   hl__shm_give_back(b, 0);
   assert_int_equal(waiter_end(&it), HL_OK);
   hl__shm_end(d);
+}
+
+static void take_as(hl__shm_session *session, hl_row it, uint64_t agent) {
+  const hl_request request = {.rows = &it, .n = 1, .try_once = true, .agent = agent};
+  assert_int_equal(hl__shm_take(session, &request, 0, &fault), HL_OK);
+}
+
+/* Both see it before one of them has gone. */
+static void one_of_two_gives_way_in_a_circle(void **state) {
+  (void)state;
+  hl__shm_session *d = session_begin(space), *sessions[2] = {c, d};
+  uint32_t nodes[2];
+  take_as(a, row(2, 1, X), 11);
+  take_as(b, row(2, 2, X), 22);
+  waiter one = {.session = c, .row = row(2, 2, X), .ms = PATIENCE_MS, .agent = 11, .pending = true};
+  waiter two = {.session = d, .row = row(2, 1, X), .ms = PATIENCE_MS, .agent = 22, .pending = true};
+  waiter_start(&one);
+  waiter_start(&two);
+  for (int i = 0; i < 2; i++) {
+    nodes[i] = atomic_load(&sessions[i]->waits);
+    atomic_store(&hl__shm_record_at(space, sessions[i]->agent->record)->waits, nodes[i]);
+  }
+  assert_int_equal(hl__shm_circle(space, nodes[0], &fault), HL_DEADLOCK);
+  assert_int_equal(hl__shm_circle(space, nodes[1], &fault), HL_OK);
+  assert_int_not_equal(waiter_end(&one), HL_OK);
+  hl__shm_give_back(a, 0);
+  assert_int_equal(waiter_end(&two), HL_OK);
+  for (int i = 0; i < 2; i++)
+    atomic_store(&hl__shm_record_at(space, sessions[i]->agent->record)->waits, 0);
+  hl__shm_end(d);
+}
+
+/* It waits behind a pending, which waits for a session whose agent waits for it. */
+static void a_circle_through_a_pending_is_refused(void **state) {
+  (void)state;
+  hl__shm_session *d = session_begin(space), *e = session_begin(space);
+  take_as(a, row(2, 2, X), 11);
+  take_as(b, row(2, 1, S), 22);
+  waiter pending = {
+      .session = c, .row = row(2, 1, X), .ms = PATIENCE_MS, .agent = 33, .pending = true};
+  waiter other = {.session = d, .row = row(2, 2, X), .ms = PATIENCE_MS, .agent = 22};
+  waiter closes = {.session = e, .row = row(2, 1, S), .ms = PATIENCE_MS, .agent = 11};
+  waiter_start(&pending);
+  waiter_start(&other);
+  waiter_start(&closes);
+  assert_int_equal(waiter_end(&closes), HL_DEADLOCK);
+  assert_false(atomic_load(&pending.done));
+  hl__shm_give_back(a, 0);
+  assert_int_equal(waiter_end(&other), HL_OK);
+  hl__shm_give_back(b, 0);
+  assert_int_equal(waiter_end(&pending), HL_OK);
+  hl__shm_end(d);
+  hl__shm_end(e);
 }
 
 static void tokens_grow(void **state) {
@@ -1308,6 +1362,8 @@ int main(int argc, char **argv) {
       IT(a_wait_ends_in_time),
       IT(a_cancelled_wait_ends_at_once),
       IT(a_circle_is_refused),
+      IT(one_of_two_gives_way_in_a_circle),
+      IT(a_circle_through_a_pending_is_refused),
       IT(tokens_grow),
       IT(many_rows_and_sessions),
       IT(a_lease_takes_over_what_its_session_held),

@@ -8,7 +8,9 @@
  * and gives way.
  *
  * The first walk locks one partition at a time, and may see a circle that never was at one moment.
- * So a second walk, with all partitions locked in ascending order, must find the circle again.
+ * So a second walk, with all partitions locked in ascending order, must find the circle again. The
+ * session that finds it ends its wait before it unlocks them. So of two that see the same circle one
+ * gives way.
  */
 #include "embedded.h"
 
@@ -57,10 +59,11 @@ static void meet(walk *self, uint32_t from, uint32_t session) {
 }
 
 /* A waiter is before the node in its queue. A wait that its session has not published ends soon, or is
-   a pending, which keeps no agent. */
+   a pending, which keeps no agent: but what keeps a pending that lasts keeps those behind it. */
 static void queue_behind(walk *self, uint32_t from, uint32_t ahead, uint32_t session) {
   const hl__shm_record *record = hl__shm_record_at(self->space, agent_of(self->space, session));
-  if (!record || atomic_load(&record->waits) != ahead) return;
+  const hl__shm_node *node = hl__shm_node_at(self->space, ahead);
+  if (!(node->flags & HL__LASTS) && (!record || atomic_load(&record->waits) != ahead)) return;
   visit(self, ahead);
   if (from == self->start && !self->by) self->by = session;
 }
@@ -110,6 +113,16 @@ static bool walk_from(walk *self, bool locked, int64_t deadline) {
   return self->found;
 }
 
+/* Ends the wait for the node: no session meets it any more. All partitions are locked. */
+static bool give_way(hl__shm_space *space, uint32_t index) {
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  uint64_t claim = atomic_load(&node->claim);
+  return hl__shm_state_of(claim) == HL__WAIT &&
+         atomic_compare_exchange_strong(
+             &node->claim, &claim,
+             hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), HL__GONE));
+}
+
 int hl__shm_circle(hl__shm_space *space, uint32_t index, hl_error *error) {
   const int64_t deadline = hl__shm_now() + PATIENCE_NS;
   const hl__shm_node *node = hl__shm_node_at(space, index);
@@ -122,7 +135,7 @@ int hl__shm_circle(hl__shm_space *space, uint32_t index, hl_error *error) {
   if (found) {
     uint32_t p = 0;
     while (p < HL__SHM_PARTS && hl__shm_part_lock(space, p, deadline, NULL) == HL_OK) p++;
-    found = p == HL__SHM_PARTS && walk_from(self, true, deadline);
+    found = p == HL__SHM_PARTS && walk_from(self, true, deadline) && give_way(space, index);
     while (p-- > 0) hl__shm_part_unlock(space, p);
   }
   const hl__shm_record *by = found ? hl__shm_record_at(space, self->by) : NULL;

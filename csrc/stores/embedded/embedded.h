@@ -53,6 +53,8 @@ HL__MUTEX_CLASS(hl__shm_space_mutex) HL__AFTER(hl__shm_mending) HL__BEFORE(hl__b
 
 /* How soon the directory is seen to be another one. */
 #define HL__SHM_LOOK_NS 10000000
+/* A wait that ends sooner is no part of a circle. */
+#define HL__SHM_LASTS_MS 1000
 /* How often a process looks for what nothing tells it of: deaths that it cannot see otherwise, and
    what it gave back late. */
 #define HL__SHM_POLL_NS 5000000

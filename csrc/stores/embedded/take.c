@@ -26,6 +26,7 @@ typedef struct taking {
   uint64_t exempt;
   uint32_t before; /* what the session had */
   int64_t deadline;
+  bool lasts; /* it may wait so long that it counts in a circle of those behind it */
   bool alone; /* no thread watches for it: there is none to be had */
 } taking;
 
@@ -388,7 +389,8 @@ static int row_enter(const taking *self, const hl_row *want, uint32_t *waits, hl
   hl__shm_wakes wakes = {0};
   if (!node) goto full;
   node->own = self->exempt ? self->exempt : own;
-  node->flags = (own || self->exempt ? HL__CONVERTS : 0u) | (self->exempt ? HL__EXEMPTS : 0u);
+  node->flags = (own || self->exempt ? HL__CONVERTS : 0u) | (self->exempt ? HL__EXEMPTS : 0u) |
+                (self->lasts ? HL__LASTS : 0u);
   atomic_store_explicit(&node->session, session->record, memory_order_relaxed);
   atomic_store_explicit(&node->note, session->note, memory_order_relaxed);
   int status = hl__shm_part_try(space, part)
@@ -462,7 +464,12 @@ static int row_take(const taking *self, const hl_row *want, hl_error *error) {
 int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t exempt,
                  hl_error *error) {
   hl__shm_space *space = session->space;
-  const taking self = {session, request, exempt, session->n, hl__shm_ns(request->deadline), false};
+  const taking self = {.session = session,
+                       .request = request,
+                       .exempt = exempt,
+                       .before = session->n,
+                       .deadline = hl__shm_ns(request->deadline),
+                       .lasts = hl__left_ms(request->deadline) >= HL__SHM_LASTS_MS};
   int status = hl__shm_check(space, false, error);
   if (status) return status;
   if (__builtin_expect(atomic_load_explicit(&space->late_count, memory_order_relaxed) != 0, 0))
