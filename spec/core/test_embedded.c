@@ -1319,8 +1319,13 @@ static void a_damaged_index_is_survived(void **state) {
 static void after_a_reboot_only_leases_are_left(void **state) {
   (void)state;
   assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
-  uint32_t lease = lease_new(a, 1000000);
+  uint32_t lease = lease_new(a, hl__shm_boot_ms(space) + 10000000);
   atomic_store(&hl__shm_lease_at(space, lease)->end_unix, (uint64_t)hl__unix_ms() + 5000000);
+  /* The clock was set back meanwhile. */
+  assert_int_equal(take_one(a, row(2, 5, X), 0), HL_OK);
+  uint32_t capped = lease_new(a, 3000000);
+  atomic_store(&hl__shm_lease_at(space, capped)->ttl, (uint64_t)hl__shm_boot_ms(space) + 3000000);
+  atomic_store(&hl__shm_lease_at(space, capped)->end_unix, (uint64_t)hl__unix_ms() + 5000000000);
   /* A node that a process has set aside, which then ended in order. */
   const uint32_t aside = atomic_load(&hl__shm_lease_at(space, lease)->base.first) + 100;
   atomic_store(&hl__shm_node_at(space, aside)->claim, hl__shm_claim(77, 0, HL__RESERVED));
@@ -1349,6 +1354,9 @@ static void after_a_reboot_only_leases_are_left(void **state) {
                  hl__shm_boot_ms(space);
   assert_true(left > 4000000 && left <= 5000000);
   assert_true(hl__shm_lease_end(space, lease, stamp_of(lease), 0));
+  left = hl__shm_end_ms(atomic_load(&hl__shm_lease_at(space, capped)->base.end)) -
+         hl__shm_boot_ms(space);
+  assert_true(left > 2000000 && left <= 3000000);
 }
 
 int main(int argc, char **argv) {

@@ -273,7 +273,8 @@ typedef struct hl__shm_record {
 typedef struct hl__shm_lease {
   hl__shm_record base;
   /* The rest is written by who makes it (HL__MAKES), later only with the lease's word `busy`. */
-  hl__a64 end_unix; /* after a reboot `end` is made of it */
+  hl__a64 end_unix; /* after a reboot `end` is made of it, and of this: */
+  hl__a64 ttl;      /* the longest time for which it was given */
   hl__a64 token;
   hl__a64 pid; /* 32 bits; above it the inode of its namespace */
   /* 0; or slot + 1:16, the low 16 bits of that slot's generation, and a serial number:32, of the

@@ -197,10 +197,17 @@ static void waiters_wake(hl__shm_space *space, hl__shm_lease *lease, uint64_t st
 
 /* ------------------------------------------------------ the life of a lease */
 
+/* Never less than before: the power may fail before `end` is what it is to be. */
+static void ttl_raise(hl__shm_space *space, hl__shm_lease *lease, int64_t end_ms) {
+  const int64_t ttl = hl__between_ms(hl__shm_boot_ms(space), end_ms);
+  if (ttl > (int64_t)atomic_load(&lease->ttl)) atomic_store(&lease->ttl, (uint64_t)ttl);
+}
+
 void hl__shm_lease_publish(hl__shm_space *space, uint32_t index, int64_t end_ms) {
   hl__shm_lease *lease = hl__shm_lease_at(space, index);
   if (!lease) return;
   const uint64_t stamp = atomic_load(&lease->base.stamp);
+  ttl_raise(space, lease, end_ms);
   atomic_store(&lease->base.end, hl__shm_end_word(end_ms, stamp)); /* now there is a lease */
   (void)atomic_fetch_and(&lease->base.used, ~HL__MAKES);
   waiters_wake(space, lease, stamp);
@@ -218,6 +225,7 @@ bool hl__shm_lease_extend(hl__shm_space *space, uint32_t index, uint64_t stamp, 
   hl__shm_lease *lease = lease_of(space, index, stamp);
   const uint64_t fresh = hl__shm_end_word(end_ms, stamp);
   uint64_t end = lease ? atomic_load(&lease->base.end) : 0;
+  if (end) ttl_raise(space, lease, end_ms);
   while (end && (end & HL__STAMP_MASK) == (stamp & HL__STAMP_MASK)) {
     if (!atomic_compare_exchange_strong(&lease->base.end, &end, fresh)) continue;
     if (fresh < end) waiters_wake(space, lease, stamp);

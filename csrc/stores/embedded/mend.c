@@ -143,11 +143,14 @@ void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline) {
       hl__shm_mend(space, i, deadline);
 }
 
-/* After a boot the ends of leases are made of their Unix times. */
+/* After a boot the ends of leases are made of their Unix times. But the machine's clock may be wrong
+   now. A lease was given before the boot: it ends no later than its ttl behind the boot. */
 static void lease_reboot(hl__shm_space *space, hl__shm_lease *lease) {
   if (atomic_load(&lease->base.end) == 0) return;
   int64_t left = hl__between_ms(hl__unix_ms(), (int64_t)atomic_load(&lease->end_unix));
   int64_t end = hl__deadline(hl__shm_boot_ms(space), left);
+  const int64_t most = (int64_t)atomic_load(&lease->ttl); /* of the boot's time, which began at 0 */
+  if (end > most) end = most;
   atomic_store(&lease->base.end, hl__shm_end_word(end, atomic_load(&lease->base.stamp)));
 }
 
