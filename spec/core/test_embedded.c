@@ -544,6 +544,10 @@ static void a_killed_holder_is_noticed(void **state) {
     holder_kill(pid);
     assert_int_equal(take_one(a, row(0, 1, X), 0), HL_OK);
     hl__shm_give_back(a, 0);
+    pid = holder_start(rows, 2, inside);
+    holder_kill(pid);
+    assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK); /* nor one in its partition */
+    hl__shm_give_back(a, 0);
   }
 }
 

@@ -452,6 +452,8 @@ static int row_retry(const taking *self, const hl_row *want, hl_error *error) {
 static int row_take(const taking *self, const hl_row *want, hl_error *error) {
   uint32_t waits = 0;
   int status = row_enter(self, want, &waits, error);
+  /* A try does not wait so long for a partition that it would break the lock of a dead process. */
+  if (__builtin_expect(status == HL_TIMEOUT && self->request->try_once, 0)) status = HL__UNFREE;
   if (__builtin_expect(status == HL__UNFREE, 0))
     status = waits ? row_wait(self, waits, want, error) : row_retry(self, want, error);
   if (__builtin_expect(status != HL_OK, 0) && error) {
