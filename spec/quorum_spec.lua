@@ -887,6 +887,31 @@ describe("a quorum", function()
     assert_code("lost", one:import(text))
   end)
 
+  for _, how in ipairs { "fails", "does not answer" } do
+    it("is handed over again when an import had one store alone, as each other one " .. how, function()
+      local one, other = quorum(), quorum()
+      local handle = assert(one:acquire(R1, { ttl = LONG }))
+      for i = 1, 3 do support.wait_until(function() return records(i) == 1 end, "its part") end
+      local text = assert(handle:export())
+      for round = 1, 4 do
+        for i = 2, 3 do (how == "fails" and fail or slow)(i) end
+        local none, err = (round % 2 == 0 and one or other):import(text, { ttl = LONG })
+        assert.is_nil(none)
+        assert.is_true(err.code == "connection" or err.code == "timeout" or err.code == "store", err.code)
+        for i = 2, 3 do (how == "fails" and mend or go_on)(i) end
+        assert_code("timeout", one:acquire(R1, { timeout = 0 }))
+      end
+      local taken = assert(other:import(text))
+      for _ = 1, 10 do
+        assert(taken:refresh())
+        support.sleep(0.02)
+      end
+      assert.equal(handle.token, taken.token)
+      assert(taken:release { confirm = true })
+      all_gone()
+    end)
+  end
+
   it("is listed with who imported it, though the first store was not told", function()
     local one, other, heir = quorum(), quorum(), support.process(nil)
     heir:call([[ handles.manager = assert(require("hierlock").open(..., { application = "the heir" })) ]], dsns())
