@@ -85,15 +85,16 @@ void hl__hold_begin(hl__hold *hold, hl__connection *connection, const hl_grant *
 
 /* ---------------------------------------------------------------- using */
 
-/* Frees the ended connection: only the hold points to it. */
+/* Frees the ended connection. Another thread that looks whether the lock stands finds it by the hold,
+   under the manager's mutex. */
 static void connection_drop(hl__hold *hold) {
   hl__manager_mutex_lock(hold->manager);
-  hold->watched = NULL;
+  hl__connection *connection = hold->connection;
+  hold->connection = hold->watched = NULL;
   hold->kept_until = 0;
   hl__manager_mutex_unlock(hold->manager);
-  (void)pthread_mutex_destroy(&hold->connection->mutex);
-  free(hold->connection);
-  hold->connection = NULL;
+  (void)pthread_mutex_destroy(&connection->mutex);
+  free(connection);
 }
 
 int hl__hold_lose(hl__hold *hold, const hl_error *reason, hl_error *error) {

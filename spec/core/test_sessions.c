@@ -787,6 +787,39 @@ static void an_idle_session_without_an_answer_is_closed(void **state) {
   hl_manager_close(manager);
 }
 
+/* ------------------------------------------------------- seen by other threads */
+
+#define LOSSES 100
+
+static _Atomic(hl_lock *) looked_at;
+
+static void *look_on(void *unused) {
+  for (hl_lock *lock; (lock = atomic_load(&looked_at)) != NULL;)
+    (void)lock->held.stands(&lock->held, 0, false);
+  return unused;
+}
+
+/* A thread that searches for circles of waiters looks at the locks of others. */
+static void a_lock_is_looked_at_while_it_is_lost(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  for (int i = 0; i < LOSSES; i++) {
+    pthread_t thread;
+    hl_lock *lock = acquire(manager, "u1");
+    atomic_store(&looked_at, lock);
+    assert_int_equal(pthread_create(&thread, NULL, look_on, NULL), 0);
+    (void)usleep(500);
+    store.ended = true;
+    assert_int_equal(hl_lock_check(lock, NULL), HL_ELOST);
+    (void)usleep(500);
+    atomic_store(&looked_at, NULL);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    hl_lock_free(lock);
+    store.ended = false;
+  }
+  hl_manager_close(manager);
+}
+
 /* ---------------------------------------------------------------- at exit() */
 
 /* Behind the library's handler, as it was registered before: here exit() takes apart what a client
@@ -875,6 +908,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_lost_lock_leaves_room),
       cmocka_unit_test(a_lost_lock_leaves_room_for_a_thread),
       cmocka_unit_test(an_idle_session_without_an_answer_is_closed),
+      cmocka_unit_test(a_lock_is_looked_at_while_it_is_lost),
       cmocka_unit_test(nothing_is_left),
   };
   if (atexit(taken_apart) != 0) return 1;
