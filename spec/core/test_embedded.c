@@ -80,6 +80,7 @@ typedef struct waiter {
   bool pending; /* its agent does not block */
   uint64_t exempt;
   int status;
+  char reason[128]; /* of a time-out */
   atomic_int done;
 } waiter;
 
@@ -92,6 +93,7 @@ static void *waiter_run(void *context) {
                               .blocks = self->agent != 0 && !self->pending};
   hl_error error;
   self->status = hl__shm_take(self->session, &request, self->exempt, &error);
+  if (self->status) memcpy(self->reason, error.reason, sizeof self->reason);
   atomic_store(&self->done, 1);
   return NULL;
 }
@@ -591,6 +593,31 @@ static void a_stopped_process_inside_is_named(void **state) {
   assert_true(hl__now_ms() - begun < 2000);
   (void)snprintf(name, sizeof name, "process %d (stopped)", (int)pid);
   assert_non_null(strstr(fault.message, name));
+  assert_non_null(strstr(fault.reason, name)); /* for the core's message */
+  holder_kill(pid);
+  assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
+}
+
+static void a_stopped_process_is_named_to_those_that_wait(void **state) {
+  (void)state;
+  char name[64];
+  const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key(3, 2)));
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_OK);
+  waiter it = {.session = a, .row = row(2, 3, X), .ms = 1000};
+  waiter_start(&it);
+  pid_t pid = fork();
+  if (pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    hl__shm_space *own = space_open();
+    (void)hl__shm_part_lock(own, part, INT64_MAX, NULL);
+    (void)raise(SIGSTOP);
+    _exit(0);
+  }
+  (void)waitpid(pid, NULL, WUNTRACED);
+  hl__shm_give_back(b, 0); /* the waiter is not granted: no process comes in */
+  assert_int_equal(waiter_end(&it), HL_TIMEOUT);
+  (void)snprintf(name, sizeof name, "process %d (stopped)", (int)pid);
+  assert_non_null(strstr(it.reason, name));
   holder_kill(pid);
   assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
 }
@@ -1388,6 +1415,7 @@ int main(int argc, char **argv) {
       IT(a_killed_holder_is_noticed),
       IT(a_waiter_hardly_wakes_up),
       IT(a_stopped_process_inside_is_named),
+      IT(a_stopped_process_is_named_to_those_that_wait),
       IT(a_release_does_not_wait_for_a_stopped_process),
       IT(one_of_the_dead_is_in_the_way_of_another_s_mender),
       IT(a_dead_waiter_is_granted_nothing_by_its_mender),

@@ -343,6 +343,8 @@ static inline pid_t hl__shm_pid(const hl__shm_space *space, uint64_t pid, uint64
   return namespace != 0 && namespace == space->namespace ? (pid_t)pid : 0;
 }
 pid_t hl__shm_slot_pid(const hl__shm_space *space, const hl__shm_slot *slot);
+/* Whether it is known that a slot's process is stopped: by a signal, or a debugger. */
+bool hl__shm_is_stopped(const hl__shm_space *space, uint32_t slot);
 /* "process 17 (stopped)", for messages. */
 void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t size);
 
@@ -355,6 +357,9 @@ void hl__shm_futex_wake(hl__a32 *word, int n);
 /* Takes a partition's lock after a first try has failed. HL_OK; HL_TIMEOUT: *error says which process
    is inside, and for how long; HL_ECONNECTION. */
 int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline, hl_error *error);
+/* Has a HL_TIMEOUT name the process that has the lock, if that one is stopped: for a waiter, who may
+   have been given the row but for that. */
+void hl__shm_part_blame(hl__shm_space *space, uint32_t part, hl_error *error);
 static inline bool hl__shm_part_try(hl__shm_space *space, uint32_t part) {
   uint32_t none = 0;
   return atomic_compare_exchange_strong_explicit(&space->table->part[part].lock, &none,

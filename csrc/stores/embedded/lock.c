@@ -28,12 +28,21 @@ void hl__shm_futex_wake(hl__a32 *word, int n) {
   (void)syscall(SYS_futex, word, FUTEX_WAKE, n, NULL, NULL, 0);
 }
 
+/* HL_TIMEOUT. The core says what was not granted, with error->reason. */
 static int inside_error(hl__shm_space *space, uint32_t slot, int64_t ns, hl_error *error) {
-  char name[64];
+  char name[64], since[48] = "";
   if (!error) return HL_TIMEOUT;
   hl__shm_slot_name(space, slot, name, sizeof name);
-  return hl__error(error, HL_TIMEOUT, "%s has been inside the table of locks for %lld ms", name,
-                   (long long)(ns / 1000000));
+  if (ns > 0) (void)snprintf(since, sizeof since, " for %lld ms", (long long)(ns / 1000000));
+  (void)hl__error(error, HL_TIMEOUT, "%s has been inside the table of locks%s", name, since);
+  (void)snprintf(error->reason, sizeof error->reason, "%.127s", error->message);
+  return HL_TIMEOUT;
+}
+
+void hl__shm_part_blame(hl__shm_space *space, uint32_t part, hl_error *error) {
+  const uint32_t word = atomic_load(&space->table->part[part].lock);
+  const uint32_t slot = (word & ~HL__SHM_CONTENDED) - 1;
+  if (word && hl__shm_is_stopped(space, slot)) (void)inside_error(space, slot, 0, error);
 }
 
 static bool spin(hl__shm_space *space, uint32_t part) {

@@ -51,6 +51,13 @@ pid_t hl__shm_slot_pid(const hl__shm_space *space, const hl__shm_slot *slot) {
   return hl__shm_pid(space, atomic_load(&slot->pid), atomic_load(&slot->namespace));
 }
 
+bool hl__shm_is_stopped(const hl__shm_space *space, uint32_t slot) {
+  if (slot >= HL__SHM_SLOTS) return false;
+  const pid_t pid = hl__shm_slot_pid(space, &space->table->slot[slot]);
+  const char state = pid ? process_state(pid) : '\0';
+  return state == 'T' || state == 't';
+}
+
 void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t size) {
   if (slot >= HL__SHM_SLOTS) {
     (void)snprintf(text, size, "a process that does not exist");

@@ -347,6 +347,8 @@ static int row_wait(const taking *self, uint32_t index, const hl_row *row, hl_er
   if (status == HL_OK && claim != held)
     status = hl__error(error, HL_ESTORE, "the table of locks in %s was overwritten",
                        session->space->directory.path);
+  if (status == HL_TIMEOUT)
+    hl__shm_part_blame(session->space, hl__shm_part_of(hl__shm_hash(hl__shm_key_of(held))), error);
   if (status && !wait_end(session, index)) return status;
   held_note(session, index, held);
   /* Granted in the last moment: that is no time-out, but it was cancelled. */
