@@ -2,8 +2,8 @@
 -- whose pattern it matches. A check is `core:TEST` of spec/core, with the name of one of its tests, or a spec file, with a
 -- pattern for the titles of its specs.
 
-local C = { "core:test_core", "core:test_misuse", "core:test_leases", "core:test_waiting", "core:test_sessions", "core:test_cancel", "core:test_file_store",
-  "core:test_threads" }
+local C = { "core:test_core", "core:test_misuse", "core:test_leases", "core:test_waiting", "core:test_crowd", "core:test_sessions",
+  "core:test_cancel", "core:test_file_store", "core:test_threads" }
 
 local function with(...)
   local list = table.move(C, 1, #C, 1, {})
