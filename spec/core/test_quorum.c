@@ -29,6 +29,9 @@
 #define STAYS_MS 100
 #define PATIENCE_MS 20000
 #define LONG_MS 60000
+/* exit() waits longer for a thread that does not come. */
+#define AWAITED_MS 2000
+#define TRIES 10
 
 static const hl_store_ops *const ops = &hl_store_quorum;
 static hl_layout *layout;
@@ -328,22 +331,25 @@ static void *open_plainly(void *unused) {
 }
 
 /* In a process that has started no thread of the library: forks while another thread opens. Exits
-   with 0 if the child has ended at once. */
+   with 0 if a child has ended at once; a busy machine may need some tries. */
 static void fork_beside_an_open(void) {
   pthread_t opener;
   void *failed;
   int status;
+  bool prompt = false;
   gate_close(&opens);
   if (pthread_create(&opener, NULL, open_plainly, &status) != 0) _exit(2);
   WAIT_UNTIL(atomic_load(&opens.reached));
-  int64_t begun = hl__now_ms();
-  pid_t child = fork();
-  if (child == 0) exit(0);
-  bool ended = waitpid(child, &status, 0) == child && status == 0;
-  int64_t took = hl__now_ms() - begun;
+  for (int tries = 0; !prompt && tries < TRIES; tries++) {
+    int64_t begun = hl__now_ms();
+    pid_t child = fork();
+    if (child == 0) exit(0);
+    if (waitpid(child, &status, 0) != child || status != 0) _exit(3);
+    prompt = hl__now_ms() - begun < AWAITED_MS;
+  }
   gate_open(&opens);
-  if (pthread_join(opener, &failed) != 0 || failed || !ended) _exit(3);
-  _exit(took < 2000 ? 0 : 1);
+  if (pthread_join(opener, &failed) != 0 || failed) _exit(4);
+  _exit(prompt ? 0 : 1);
 }
 
 /* exit() waits for threads that connect; the child of a fork has none of them. The first test: no
