@@ -358,25 +358,24 @@ inline store_free(n) {
   }
 }
 
-/* Takes a claim away, whatever its state: its word first. */
+/* Takes a claim away, whatever its state: out of its list, then its word, and then the grant. */
 inline claim_end(n) {
-#ifndef BUG_FREE_LATE
-  atomic { was = claim[n]; store_free(n) };
-#else
   was = claim[n];
-#endif
   if
-  :: STATE(was) == FREE || STATE(was) == LOOSE
+  :: STATE(was) == FREE || STATE(was) == LOOSE -> store_free(n)
   :: else ->
      if
      :: row[ROW(was)].holders & BIT(n) -> hold_unlink(ROW(was), n, MODE(was))
      :: else -> queue_unlink(ROW(was), n)
      fi;
-     grant(ROW(was))
-  fi;
-#ifdef BUG_FREE_LATE
-  store_free(n);
+#ifndef BUG_FREE_LATE
+     store_free(n);
 #endif
+     grant(ROW(was));
+#ifdef BUG_FREE_LATE
+     store_free(n)
+#endif
+  fi;
   was = 0
 }
 
