@@ -652,6 +652,35 @@ describe("the option loop", function()
     assert.matches("^timeout\t0\n1\nfalse\tno more\nhierlock%.handle .exclusive u1, held.", output)
   end)
 
+  it("is nginx's by itself where nginx runs the program", function()
+    local output = support.run [[
+      ngx = { get_phase = function() return "content" end }
+      package.loaded["hierlock.loop.ngx"] = { call = function(name) return "by nginx: " .. name end }
+      local hierlock = require "hierlock"
+      for _, loop in ipairs { "auto", "ngx" } do print((assert(hierlock.open("null:", { loop = loop })):acquire { "u1" })) end
+      print((assert(hierlock.open "null:"):acquire { "u1" }))
+    ]]
+    assert.equal(("by nginx: acquire\n"):rep(3), output)
+  end)
+
+  it("of luv tells where a coroutine that it has resumed raised", function()
+    local output, status = support.run(([[
+      local uv = require "luv"
+      local manager = assert(require("hierlock").open(%q, { loop = "luv" }))
+      local first = assert(manager:acquire { "u1" })
+      local function fails_later() error("no more", 0) end
+      coroutine.wrap(function()
+        local handle = assert(manager:acquire({ "u1" }, { timeout = 30 }))
+        fails_later()
+        return handle
+      end)()
+      first:release()
+      uv.run()
+    ]]):format(support.stores[1].dsn .. "/raises"))
+    assert.not_equal(0, status)
+    assert.matches("no more\n.*fails_later", output)
+  end)
+
   it("needs no loop's module where it is not asked for", function()
     local output, status = support.run([[
       for _, name in ipairs { "luv", "cqueues", "copas", "socket", "ngx" } do
