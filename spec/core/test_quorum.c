@@ -4,6 +4,7 @@
  * to them goes on.
  */
 #include "clock.h"
+#include "error.h"
 #include "hierlock.h"
 #include "store.h"
 
@@ -32,6 +33,9 @@
 /* exit() waits longer for a thread that does not come. */
 #define AWAITED_MS 2000
 #define TRIES 10
+/* A caller waits so long for a member. */
+#define ANSWER_MS 1000
+#define CALLS 12
 
 static const hl_store_ops *const ops = &hl_store_quorum;
 static hl_layout *layout;
@@ -67,6 +71,7 @@ static gate closes;        /* before it is closed */
 static atomic_bool cuts;   /* the answer to that drop does not come */
 static hl_store_ops gated; /* the embedded store, in directories named gated-... */
 static hl_lease_ops gated_leases;
+static atomic_bool down;      /* no store can be opened */
 static atomic_bool leaseless; /* a store that is opened has no leases */
 static atomic_uint left;      /* so many of these stores are open */
 
@@ -110,6 +115,7 @@ static int gated_drop(hl_session *session, const hl_lease_terms *terms, bool con
 }
 
 static int gated_open(const hl_store_config *config, hl_store **store, hl_error *error) {
+  if (atomic_load(&down)) return hl__error(error, HL_ECONNECTION, "it is down");
   gate_pass(&opens);
   int status = hl_store_file.open(config, store, error);
   if (status) return status;
@@ -390,6 +396,31 @@ static void a_refused_member_is_closed_while_no_one_waits_for_that(void **state)
   WAIT_UNTIL(atomic_load(&left) == 0);
 }
 
+/* It may have another list, so the first call waits for it. Later ones would wait in vain, too. */
+static void a_member_that_is_opened_for_long_is_waited_for_once(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  atomic_store(&down, true);
+  assert_int_equal(open_quorum(&quorum, "a b gated-c", &error), HL_OK);
+  atomic_store(&down, false);
+  gate_close(&opens);
+  hl_session *session = session_new(quorum.store);
+  int64_t begun = hl__now_ms();
+  for (int i = 0; i < CALLS; i++) {
+    char name[16];
+    (void)snprintf(name, sizeof name, "lease %d", i);
+    hl_lease_terms terms = lease_named(name);
+    assert_int_equal(take(session, &terms), HL_OK);
+    drop(session, &terms);
+  }
+  assert_true(hl__now_ms() - begun < CALLS * ANSWER_MS / 2);
+  gate_open(&opens);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
 /* ------------------------------------------------------------------------ begin */
 
 static int entry_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw) {
@@ -417,6 +448,7 @@ int main(void) {
       TEST(an_end_that_is_repeated_does_not_end_a_newer_presence),
       TEST(a_presence_that_is_written_at_the_end_goes_too),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
+      TEST(a_member_that_is_opened_for_long_is_waited_for_once),
       cmocka_unit_test(nothing_is_left),
   };
   if (hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK) return 1;

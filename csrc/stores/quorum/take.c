@@ -410,15 +410,19 @@ static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
-/* Whether no member may still say that another list is in use. */
-static bool is_judged(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
+/* Whether no member may still say that another list is in use. A member that has not said so in time
+   is suspect: else each call would wait for it as long. */
+static bool is_judged(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  bool judged = true;
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_member *member = &self->store->members[i];
-    if (is_taking(self, i) && !member->suspect && !hl__presence_stands(member) &&
-        hl__now_ms() < self->ask[i]->begun + HL__QUORUM_ANSWER_MS)
-      return false;
+    if (!is_taking(self, i) || member->suspect || hl__presence_stands(member)) continue;
+    if (hl__now_ms() < self->ask[i]->begun + HL__QUORUM_ANSWER_MS)
+      judged = false;
+    else
+      hl__member_suspect(&self->store->members[i]);
   }
-  return true;
+  return judged;
 }
 
 /* Whether a quorum does not have the lease any more, which the caller upgrades. */
