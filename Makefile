@@ -97,15 +97,10 @@ HL_CFLAGS := -std=c11 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffile-prefix-map=$(C
              $(WARNINGS) -Icsrc/core -Icsrc/stores/machine
 HL_LDFLAGS = $(LIBFLAG) -pthread -Wl,-z,nodelete,-z,relro,-z,now
 
-USED := $(addprefix csrc/stores/embedded/,directory.c flock.c)
-CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
-        $(USED) $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/quorum/*.c) \
+CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/embedded/*.c) \
+        $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/quorum/*.c) \
         $(wildcard csrc/stores/sql/*.c) $(wildcard csrc/stores/machine/*.c) \
         $(wildcard csrc/stores/judge/*.c)
-# The successor of stores/file: its own tests link it, and nothing else yet, but for what stores/file uses.
-EMBEDDED := $(filter-out $(USED),$(wildcard csrc/stores/embedded/*.c))
-# What makes a store of the table; the table's own test does without.
-STORE_OF := $(addprefix csrc/stores/embedded/,session.c holders.c lease.c store.c)
 BINDING := $(wildcard csrc/lua/*.c)
 # What makes a Lua module of a store.
 STORE_BINDING := csrc/lua/store/module.c csrc/lua/error.c
@@ -307,20 +302,12 @@ SPEC_ENV = LUA_PATH="$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;$(CURDIR)/?.lu
 
 $(BUILD)/hierlock_spec/%.so: spec/support/%.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) $(LUA_CFLAGS) $(CFLAGS) -o $@ $<
+	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) -Icsrc/core $(LUA_CFLAGS) $(CFLAGS) -o $@ $<
 # It is loaded into a server, which has no sanitizer.
 $(BUILD)/hierlock_spec/late.so: override CFLAGS := -O2
 
 $(BUILD)/test_threads $(BUILD)/test_memory: HL_CFLAGS += $(MYSQL_CFLAGS)
-# So that it can stop a thread behind its giving back a mutex, also one in the library.
-$(BUILD)/test_file_store: TEST_LDFLAGS = -Wl,--wrap=pthread_mutex_unlock
-# The table alone; with the store that is made of it.
-TABLE := $(filter-out $(STORE_OF),$(EMBEDDED))
-TABLE_TESTS := $(BUILD)/test_embedded $(BUILD)/test_step
-$(TABLE_TESTS): $(call objects,$(TABLE)) $(wildcard spec/embedded/*.h)
-$(TABLE_TESTS): TEST_OBJECTS = $(call objects,$(TABLE))
-$(BUILD)/test_embedded_leases: $(call objects,$(EMBEDDED))
-$(BUILD)/test_embedded_leases: TEST_OBJECTS = $(call objects,$(EMBEDDED))
+$(BUILD)/test_embedded $(BUILD)/test_step: $(wildcard spec/embedded/*.h)
 # It loads and unloads one that has the library in it.
 $(BUILD)/test_unload: $(BUILD)/unloaded.so
 $(BUILD)/unloaded.so: spec/core/unloaded.c $(LIBRARY)
@@ -328,7 +315,7 @@ $(BUILD)/unloaded.so: spec/core/unloaded.c $(LIBRARY)
 	$(CC) $(HL_CFLAGS) $(CPPFLAGS) $(CFLAGS) -shared $(LDFLAGS) -o $@ $< $(LIBRARY)
 $(BUILD)/test_%: spec/core/test_%.c $(wildcard spec/core/*.h) $(LIBRARY)
 	@mkdir -p $(@D)
-	$(CC) $(HL_CFLAGS) -Icsrc/stores/file $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(TEST_LDFLAGS) -o $@ $< $(TEST_OBJECTS) $(LIBRARY) -lcmocka $(CLIENT_LIBS) -lm
+	$(CC) $(HL_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) -lcmocka $(CLIENT_LIBS) -lm
 
 BUSTED = $(WITHOUT_CAS) $(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate --helper=spec/support/leftovers.lua $(REPORT) $(BUSTED_FLAGS)
 
@@ -343,10 +330,7 @@ test-core: $(CORE_TESTS)
 	  timeout --kill-after=5 $(or $(LIMIT),300) env $(WITHOUT_CAS) $(SANITIZER_ENV) $(WRAPPER) TEST >TEST.log 2>&1; status=$$?; cat TEST.log; \
 	  case $$status in 0) exit ;; 124) echo "TEST hung, in the last test above" ;; *) echo "TEST ended with status $$status" ;; esac; false'
 
-.PHONY: embedded
-embedded: $(call objects,$(EMBEDDED))
-
-spec-built: all embedded $(SPEC_SO) $(BUILD)/stress
+spec-built: all $(SPEC_SO) $(BUILD)/stress
 	@:
 
 # The specs, with the servers that the environment names (see

@@ -269,7 +269,8 @@ describe("a deadlock", function()
           if y and y ~= true then y:release { confirm = true } end
           return code, message
         ]], method, targets[i % n + 1])
-        support.wait_for_waiters(store, targets[i % n + 1], 1)
+        -- The last one may be told before others see it wait.
+        if i < n then support.wait_for_waiters(store, targets[i % n + 1], 1) end
         support.sleep(0.005) -- their ages are told apart by the millisecond
         since = support.now()
       end

@@ -655,8 +655,11 @@ describe("a quorum", function()
     -- The store answers 0.6 s later.
     local function late(i)
       local peer = support.process(nil)
-      peer:call([[ handles.lock = assert(require("hierlock_spec.fork").lock(...)) ]], stores.directories[i] .. "/leases")
-      peer:start([[ support.sleep(0.6) require("hierlock_spec.fork").close(handles.lock) ]])
+      peer:call([[
+        handles.manager = assert(hierlock.open("file:" .. ...))
+        require("hierlock_spec.stall").begin(... .. "/control")
+      ]], stores.directories[i])
+      peer:start([[ support.sleep(0.6) require("hierlock_spec.stall").finish(... .. "/control") ]], stores.directories[i])
     end
 
     before_each(function()

@@ -410,8 +410,7 @@ describe("another user of the machine", function()
     assert(os.execute(("mkdir -m %s %s"):format(mode, directory)))
     manager = assert(hierlock.open("file:" .. directory))
     support.keep(assert(manager:acquire { "u1" }))
-    assert.equal(1, #files("rows-*"))
-    assert.equal(1, #files("who-*"))
+    assert.same({ "control" }, files("*"))
   end
   after_each(function()
     support.close_peers()
@@ -445,15 +444,16 @@ describe("another user of the machine", function()
 
   it("who shares a directory with everybody, sticky, can lock all of a file, and remove none of others", function()
     made "1777"
-    local rows, control = files("rows-*")[1], "control"
-    assert.is_true(can("test -r " .. rows .. " -a -w " .. rows .. " -a -w " .. control))
+    local control = "control"
+    assert.is_true(can("test -r " .. control .. " -a -w " .. control))
     assert.is_false(can("rm -f " .. control))
-    assert.is_false(can("mv " .. rows .. " x"))
+    assert.is_false(can("mv " .. control .. " x"))
     assert.is_true(can ": > new && rm new")
-    assert.is_true(can ": > who-1-1 && : > tmp-1-1")
+    assert.is_true(can ": > tmp-1-1")
     assert(manager:acquire({ "u2" }, { timeout = 0 })):release()
     -- This is what nothing forbids: to cut the control file. See docs/security.md.
     assert.is_true(can("truncate -c -s 0 " .. control))
+    support.sleep(0.05) -- a touch before the next look at the file would end this process
     local handle, err = manager:acquire({ "u3" }, { timeout = 0 })
     assert.is_nil(handle)
     assert.matches("truncated", err.message)

@@ -385,6 +385,5 @@ static inline int hl__session_open(const hl_store_ops *ops, hl_store *store, int
 extern const hl_store_ops hl_store_null;
 extern const hl_store_ops hl_store_file;
 extern const hl_store_ops hl_store_quorum;
-extern const hl_store_ops hl_store_embedded; /* not offered to programs yet */
 
 #endif

@@ -34,7 +34,7 @@
 /* Rows of a lease: more than one chunk of anything is made of. */
 #define ROWS 3
 
-static const hl_store_ops *const ops = &hl_store_embedded;
+static const hl_store_ops *const ops = &hl_store_file;
 static char directory[64];
 static hl_layout *layout;
 static hl_dsn dsn;

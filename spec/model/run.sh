@@ -2,7 +2,7 @@
 #
 # Checks the models in this directory with spin, and shows that each of them can fail: every planted bug
 # must break the claim that stands beside it. Prints for each run how many states were looked at, and how
-# long that took. MODEL=queue: that model only; LANES: how many runs at a time. UNTIL: a time (as of `date +%s`)
+# long that took. MODEL=claims: that model only; LANES: how many runs at a time. UNTIL: a time (as of `date +%s`)
 # after which no further run begins; then the runs come in random order, and those not begun are named.
 #
 #   run.sh check LINE    one line of the table below
@@ -36,24 +36,6 @@ lease    BUG_RELEASE_UNSETTLED                    | fails BELIEF_FIRST EXCLUSION
 lease    BUG_EXTEND_ANSWER                        | fails BELIEF_FIRST EXCLUSION
 lease    PROMPT BUG_RENEW_LATE                    | fails RENEWED
 lease    PROMPT BUG_EXTEND_SILENT                 | fails RENEWED
-queue    PAIR                                     | EXCLUSION IN_ORDER COUNT AWAKE
-queue    ROUNDS=1                                 | EXCLUSION IN_ORDER COUNT AWAKE
-queue    CONVERSION                               | EXCLUSION IN_ORDER COUNT AWAKE AS_STRONG
-queue    PAIR DEATHS                              | EXCLUSION IN_ORDER COUNT AWAKE
-queue    OPPOSITE                                 | EXCLUSION COUNT AWAKE
-queue    PAIR LTL                                 | granted0
-queue    CONVERSION LTL                           | granted1
-queue    PAIR DEATHS LTL                          | granted0
-queue    PAIR CANCELS=1 LTL                       | granted0
-queue    PAIR BUG_WAKE_FIRST                      | fails AWAKE
-queue    PAIR BUG_COUNT_LATE                      | fails AWAKE IN_ORDER
-queue    PAIR BUG_SEEN_LATE                       | fails AWAKE
-queue    PAIR BUG_PASS                            | fails IN_ORDER
-queue    OPPOSITE BUG_CIRCLE                      | fails AWAKE
-queue    ROUNDS=1 BUG_NEXT                        | fails AWAKE
-queue    CONVERSION BUG_NOT_UNDONE                | fails AS_STRONG
-queue    PAIR DEATHS BUG_DROP_ORDER               | fails COUNT
-queue    PAIR DEATHS BUG_NO_LOOK LTL              | fails granted0
 line                                              | ONCE NO_ORPHAN
 line     PENDINGS=2 TROUBLE CLOSE                 | ONCE NO_ORPHAN
 line     LTL                                      | not_forgotten
@@ -93,16 +75,6 @@ records  CALLS=1 ROLES LOSSES=1 BUG_NO_RECALL     | fails NO_GHOST
 records  CALLS=2 ROLES EXPORTS BUG_IMPORT_SILENT  | fails EXCLUSION
 records  CALLS=2 ROLES EXPORTS REFRESHES=0 LOSSES=1 BUG_ONE_HOLDER | fails EXCLUSION
 records  CALLS=1 ROLES DEATH BUG_NOT_DELETED LTL  | fails served
-ledger                                            | EXCLUSION PRESENCE UNBROKEN COUNTED MENDED
-ledger   DEATHS                                   | EXCLUSION PRESENCE UNBROKEN COUNTED MENDED
-ledger   PROGRAMS=3 CALLS=1 DEATHS                | EXCLUSION PRESENCE UNBROKEN COUNTED MENDED
-ledger   BUG_SKIPPED                              | fails PRESENCE
-ledger   BUG_ROW_GIVEN                            | fails PRESENCE
-ledger   BUG_TIME_FIRST                           | fails EXCLUSION
-ledger   BUG_REFRESH_UNLOCKED                     | fails EXCLUSION
-ledger   DEATHS BUG_COUNT_LATE                    | fails COUNTED
-ledger   DEATHS BUG_UNCOUNTED_FIRST               | fails COUNTED
-ledger   DEATHS BUG_NOT_MENDED                    | fails MENDED
 claims   PROGRAMS=2                               | EXCLUSION IN_ORDER KEPT MENDED AWAKE
 claims   ROUNDS=1                                 | EXCLUSION IN_ORDER KEPT MENDED AWAKE
 claims   PROGRAMS=2 SLEEP                         | EXCLUSION IN_ORDER KEPT MENDED AWAKE

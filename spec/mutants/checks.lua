@@ -3,7 +3,7 @@
 -- pattern for the titles of its specs.
 
 local C = { "core:test_core", "core:test_misuse", "core:test_leases", "core:test_waiting", "core:test_crowd", "core:test_sessions",
-  "core:test_cancel", "core:test_file_store", "core:test_threads" }
+  "core:test_cancel", "core:test_embedded_store", "core:test_threads" }
 
 local function with(...)
   local list = table.move(C, 1, #C, 1, {})
@@ -11,8 +11,8 @@ local function with(...)
   return list
 end
 
-local HOST = with("embedded", "stores on embedded", "update on embedded", "leases on embedded", "fork", "sqlite", "leases on sqlite",
-  "symfony")
+local HOST = with("core:test_embedded", "core:test_embedded_leases", "embedded", "stores on embedded", "update on embedded",
+  "leases on embedded", "fork", "sqlite", "leases on sqlite", "symfony")
 
 local function area(name, files, list) return { name = name, files = files, checks = list } end
 
@@ -21,7 +21,7 @@ return {
     "stats", "hooks", "fork", "with", "embedded", "update on embedded", "leases on embedded", "leases on postgresql", "core:test_memory")),
   area("binding", "^csrc/lua/", { "plan", "dsn", "error", "misuse", "manager", "pending", "extend", "deadlock", "units", "any", "stats", "hooks",
     "loop", "with", "fork", "finalizer", "embedded", "update on embedded", "leases on embedded", "mysql_connect", "redis" }),
-  area("file", "^csrc/stores/file/", HOST),
+  area("file", "^csrc/stores/embedded/", HOST),
   area("machine", "^csrc/stores/machine/", HOST),
   area("null", "^csrc/stores/null/", { "misuse", "update everything" }),
   area("mysql", "^csrc/stores/mysql/", { "mysql", "mysql_connect", "mysql_pool", "mysql_cost", "mysql_leases", "stores on mysql", "update on mysql",

@@ -86,11 +86,8 @@ static void file_replace(const char *path) {
 static void file_shut(const char *path) { (void)chmod(path, 0); }
 static void file_open(const char *path) { (void)chmod(path, 0600); }
 
-/* The control file last: until then all still meet there. */
 static void directory_remove(void) {
   lose_next();
-  each_file("rows-", 100, file_remove);
-  each_file("who-", 100, file_remove);
   bool shut = atomic_load(&fault_self->shut);
   if (shut) fault_shut_end(); /* before others can make a new one */
   (void)unlink(in_directory("control"));
@@ -121,11 +118,9 @@ static void directory_rename(void) {
   directory_drop(away);
 }
 
-static const char *const junk[] = {"who-fifo-1",  "tmp-fifo-1",   "rows-",
-                                   "rows-4096",   "rows-00000",   "\n",
-                                   "\xff\xfe",    "who-",         "who-1-0000000000000000",
-                                   "control.old", "tmp-",         "who-link",
-                                   "tmp-link",    "tmp-directory"};
+static const char *const junk[] = {"fifo-1",      "tmp-fifo-1", "table",    "\n",
+                                   "\xff\xfe",    "tmp-",       "tmp-link", "tmp-directory",
+                                   "control.old", "link"};
 
 static void junk_make(void) {
   for (size_t i = 0; i < sizeof junk / sizeof *junk; i++) {
@@ -156,21 +151,10 @@ static void junk_remove(void) {
   }
 }
 
-/* Puts junk in the place of stripes that no worker has needed yet. */
-static void junk_rows(void) {
-  char name[32];
-  for (int i = 0; i < 4096; i++) {
-    (void)snprintf(name, sizeof name, "rows-%04d", i);
-    if (roll_percent(&fault_dice, 50))
-      (void)mkfifo(in_directory(name), 0600);
-    else if (symlink("control", in_directory(name))) {}
-  }
-}
-
 void fault_hostile(void) {
   directory_find();
   int ms = roll_below(&fault_dice, 400);
-  switch (fault_way(10)) {
+  switch (fault_way(7)) {
   case 0:
     fault_what("renamed");
     directory_rename();
@@ -197,23 +181,12 @@ void fault_hostile(void) {
   case 4:
     fault_what("control filled");
     atomic_store(&fault_self->new_tokens, true);
+    all_lost(); /* what is in it is the locks */
     file_fill(in_directory("control"));
     fault_sleep_ms(ms);
     directory_remove();
     break;
   case 5:
-    fault_what("rows replaced");
-    each_file("rows-", 30, file_replace);
-    fault_sleep_ms(ms);
-    directory_remove();
-    break;
-  case 6:
-    fault_what("rows filled, cut");
-    each_file("rows-", 30, file_fill);
-    fault_sleep_ms(ms);
-    each_file("rows-", 60, file_cut);
-    break;
-  case 7:
     fault_what("rights changed");
     each_file("", 50, file_shut);
     (void)chmod(directory, 0);
@@ -221,17 +194,11 @@ void fault_hostile(void) {
     (void)chmod(directory, 0700);
     each_file("", 100, file_open);
     break;
-  case 8:
+  default:
     fault_what("strange files");
     junk_make();
     fault_sleep_ms(ms);
     junk_remove();
-    break;
-  default:
-    fault_what("strange rows");
-    junk_rows();
-    fault_sleep_ms(ms);
-    directory_remove();
     break;
   }
 }

@@ -273,6 +273,7 @@ void history_died(int worker, int64_t now) {
 static int64_t held_until(const record *r) {
   if (r->lease) return lease_until(r);
   int64_t until = atomic_load(&r->held);
+  if (faults_unseen(r)) return 0;
   /* Nothing but a loss that was done to it ends the promise, or its own end. */
   if (r->granted && until && !kills_expected && r->how == END_LOST) {
     int64_t promised = r->promised < r->ended ? r->promised : r->ended;

@@ -474,9 +474,10 @@ static void disk_make(void) {
   (void)snprintf(parent, sizeof parent, "%s", shared->dsn + strlen("file:"));
   char *slash = strrchr(parent, '/');
   if (slash && slash > parent) *slash = '\0';
-  shared->disk = slash > parent && unshare(CLONE_NEWNS) == 0 &&
-                 mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-                 mount("soak", parent, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=12k") == 0;
+  shared->disk =
+      slash > parent && unshare(CLONE_NEWNS) == 0 &&
+      mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+      mount("soak", parent, "tmpfs", MS_NOSUID | MS_NODEV, "size=48m,nr_inodes=12k") == 0;
 }
 
 static bool faults_choose(const char *list) {

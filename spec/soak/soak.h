@@ -413,6 +413,9 @@ bool faults_settled(void);
 bool faults_reap(pid_t pid, int status);
 /* Checks that the outcome of a call that has ended is as it should be. */
 void faults_check(const record *r);
+/* Whether a session was granted in a directory that had gone a moment before: see docs/embedded.md. Such
+   a holding is none. */
+bool faults_unseen(const record *r);
 /* A call that lasted from .. to may have been kept waiting by one. */
 bool faults_excuse(int64_t from, int64_t to);
 /* When leases that were there between these two may have been lost with their files; INT64_MAX: never. */

@@ -1,8 +1,8 @@
 -- Embedded stores of a quorum, three unless said, each in a directory of its own: their contents, and their
 -- failures. before_each(quorum.begin), after_each(quorum.finish).
 
-local fork = require "hierlock_spec.fork"
 local hierlock = require "hierlock"
+local stall = require "hierlock_spec.stall"
 local support = require "spec.support"
 local uv = require "luv"
 
@@ -64,10 +64,15 @@ function quorum.all_gone()
   for i = 1, #quorum.directories do support.wait_until(function() return quorum.records(i) == 0 end, "the end of all records") end
 end
 
-function quorum.slow(i) quorum.locked[i] = assert(fork.lock(quorum.directories[i] .. "/leases")) end
+-- This process stands still in its table, as others see it.
+function quorum.slow(i)
+  quorum.single(i)
+  quorum.locked[i] = quorum.directories[i] .. "/control"
+  stall.begin(quorum.locked[i])
+end
 
 function quorum.go_on(i)
-  fork.close(quorum.locked[i])
+  stall.finish(quorum.locked[i])
   quorum.locked[i] = nil
 end
 

@@ -318,24 +318,6 @@ int hl__file_name(const hl__file_directory *directory, const char *temporary, co
   return (int)result;
 }
 
-/* A process whose clock is ahead may take a temporary file for an old one, and remove it before it
-   has its name. */
-#define SWEPT_TRIES 8
-
-int hl__file_make(const hl__file_directory *directory, const char *name) {
-  char temporary[HL__FILE_NAME_MAX];
-  for (int i = 1;; i++) {
-    int fd = hl__file_temporary(directory, directory->file_mode, temporary);
-    if (fd < 0) return -1;
-    int saved = hl__file_name(directory, temporary, name) == 0 ? 0 : errno;
-    if (saved) (void)unlinkat(directory->fd, temporary, 0);
-    hl__file_close(fd);
-    errno = saved;
-    if (saved == 0 || saved == EEXIST) return 0;
-    if (saved != ENOENT || i == SWEPT_TRIES) return -1;
-  }
-}
-
 /* ------------------------------------------------------------- sweeping */
 
 /* A file is not locked for a moment after it was made. */
@@ -349,16 +331,11 @@ bool hl__file_is_dead(int fd) {
   return fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type == F_UNLCK;
 }
 
-static bool begins(const char *name, const char *prefix) {
-  return strncmp(name, prefix, strlen(prefix)) == 0;
-}
-
 static void file_sweep(const hl__file_directory *directory, const char *name) {
   struct stat st;
   int fd = hl__file_open_to_read(directory, name);
   if (fd < 0) return;
-  if (hl__file_is_dead(fd) && fstat(fd, &st) == 0 &&
-      (!begins(name, HL__FILE_TEMPORARY) || time(NULL) - st.st_mtime > YOUNG_S))
+  if (hl__file_is_dead(fd) && fstat(fd, &st) == 0 && time(NULL) - st.st_mtime > YOUNG_S)
     (void)unlinkat(directory->fd, name, 0);
   hl__file_close(fd);
 }
@@ -379,12 +356,12 @@ void hl__file_list_end(DIR *names) {
   hl__fork_allow();
 }
 
-void hl__file_sweep(const hl__file_directory *directory, const char *others) {
+void hl__file_sweep(const hl__file_directory *directory) {
   struct dirent *file;
   DIR *names = hl__file_list(directory);
   if (!names) return;
   for (unsigned n = 0; n < SWEEP_MAX && (file = readdir(names)); n++)
-    if (begins(file->d_name, others) || begins(file->d_name, HL__FILE_TEMPORARY))
+    if (strncmp(file->d_name, HL__FILE_TEMPORARY, strlen(HL__FILE_TEMPORARY)) == 0)
       file_sweep(directory, file->d_name);
   hl__file_list_end(names);
 }

@@ -65,9 +65,6 @@ int hl__file_name(const hl__file_directory *directory, const char *temporary, co
    that is watched, or -1 with errno. */
 int hl__file_open(const hl__file_directory *directory, const char *name, struct stat *st);
 int hl__file_open_to_read(const hl__file_directory *directory, const char *name);
-/* Makes an empty file unless there is one of that name already. 0, or -1 with
-   errno. */
-int hl__file_make(const hl__file_directory *directory, const char *name);
 int hl__file_write(int fd, const void *data, size_t size); /* all of it */
 /* Closes a watched descriptor, if it is still ours; -1 is fine. Leaves errno
    alone. */
@@ -79,9 +76,8 @@ static inline struct flock hl__file_life(short type) {
 }
 /* Whether no process has a file that shows its life so in its hands. */
 bool hl__file_is_dead(int fd);
-/* Removes the temporary files of processes that were killed, and those whose names begin with
-   `others`. */
-void hl__file_sweep(const hl__file_directory *directory, const char *others);
+/* Removes the temporary files of processes that were killed. */
+void hl__file_sweep(const hl__file_directory *directory);
 /* The names in it; NULL with errno. */
 DIR *hl__file_list(const hl__file_directory *directory);
 void hl__file_list_end(DIR *names);

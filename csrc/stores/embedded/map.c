@@ -53,7 +53,10 @@ static int space_make(int fd, off_t from, off_t size) {
   if (limit != RLIM_INFINITY && (rlim_t)(from + size) > limit &&
       (fstat(fd, &st) != 0 || st.st_size < from + size))
     return EFBIG;
-  return posix_fallocate(fd, from, size);
+  int failed;
+  do failed = posix_fallocate(fd, from, size);
+  while (failed == EINTR);
+  return failed;
 }
 
 int hl__shm_full_error(const hl__shm_space *space, hl_error *error) {
@@ -69,6 +72,10 @@ int hl__shm_full_error(const hl__shm_space *space, hl_error *error) {
 }
 
 /* ---------------------------------------------------------------- making */
+
+/* A process whose clock is ahead may take a temporary file for an old one, and remove it before it
+   has its name. */
+#define SWEPT_TRIES 8
 
 /* When a file was made; 0: that is not known. Old C libraries do not ask. */
 static uint64_t file_born(int fd) {
@@ -148,6 +155,13 @@ static bool is_copy(const hl__shm_space *space, const hl__shm_header *header) {
 static int header_check(const hl__shm_space *space, const hl__shm_header *header, off_t size,
                         hl_error *error) {
   const char *path = space->directory.path;
+  if (size < (off_t)sizeof header->magic)
+    return hl__error(error, HL_ESTORE,
+                     "%s/" HL__SHM_FILE
+                     " has only %lld bytes: it was truncated, or is not hierlock's; "
+                     "remove the directory while no program uses it, or name one that is used for "
+                     "nothing else",
+                     path, (long long)size);
   if (memcmp(header->magic, HL__SHM_MAGIC, sizeof header->magic) != 0)
     return hl__error(error, HL_ESTORE,
                      "%s/" HL__SHM_FILE " is not hierlock's; name a directory that is used for "
@@ -217,7 +231,9 @@ static int file_open(hl__shm_space *space, const hl_layout *layout, struct stat 
                      hl_error *error) {
   space->fd = hl__file_open(&space->directory, HL__SHM_FILE, st);
   if (space->fd < 0 && errno == ENOENT) {
-    int status = file_make(space, layout, error);
+    int status, tries = 0;
+    do status = file_make(space, layout, error);
+    while (status == HL_ECONNECTION && ++tries < SWEPT_TRIES);
     if (status) return status;
     space->fd = hl__file_open(&space->directory, HL__SHM_FILE, st);
   }
@@ -278,8 +294,12 @@ static void file_renew(const hl__shm_space *space, const struct stat *st) {
    process' own lock is in the way there. */
 static int file_look(hl__shm_space *space) {
   struct stat st;
+  struct flock life = {.l_type = F_WRLCK,
+                       .l_whence = SEEK_SET,
+                       .l_start = HL__SHM_LIFE + (off_t)space->me,
+                       .l_len = 1};
   if (fstat(space->fd, &st) != 0 || !is_file(space, &st) ||
-      (space->me && !hl__shm_byte_free(space, HL__SHM_LIFE + (off_t)space->me)))
+      (space->me && fcntl(space->fd, F_OFD_GETLK, &life) == 0 && life.l_type != F_UNLCK))
     return HL__SHM_CLOSED;
   file_renew(space, &st);
   return is_whole(&st) ? HL__SHM_HERE : HL__SHM_CUT;

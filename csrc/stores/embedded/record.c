@@ -18,8 +18,8 @@ void hl__shm_text_set(hl__a64 *words, size_t count, const char *text, size_t siz
   /* To the word with the NUL: what is behind it does not count. */
   for (size_t i = 0; i <= size / sizeof(uint64_t); i++) {
     uint64_t word = 0;
-    size_t from = i * sizeof word;
-    memcpy(&word, text + from, size - from < sizeof word ? size - from : sizeof word);
+    size_t from = i * sizeof word, n = size - from < sizeof word ? size - from : sizeof word;
+    if (n > 0) memcpy(&word, text + from, n); /* an empty text may be NULL */
     atomic_store_explicit(&words[i], word, memory_order_relaxed);
   }
 }

@@ -174,7 +174,7 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory, char *name,
     space_free(space);
     return status;
   }
-  hl__file_sweep(&space->directory, HL__FILE_TEMPORARY);
+  hl__file_sweep(&space->directory);
   *result = space;
   return HL_OK;
 }

@@ -27,7 +27,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
       return hl__error(error, HL_EDSN, "file: knows no parameter %s", dsn->params[i].name);
   hl__embedded_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_embedded;
+  store->base.ops = &hl_store_file;
   store->base.leases = &hl__embedded_leases;
   store->config = config;
   int status = HL_OK;
@@ -150,17 +150,18 @@ static void session_interrupt(hl_session *base) {
 static int session_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
                            void *context, int64_t deadline, hl_error *error) {
   hl__embedded_session *session = hl__embedded_session_of(base);
-  (void)deadline; /* names are left out: no process tells who has a file */
   int status = hl__embedded_session_refresh(session, error);
   if (status) return status;
   hl__shm_space *space = session->table->space;
+  /* What dead processes held is in the table until it is mended. */
+  hl__shm_sweep(space, true, hl__shm_ns(deadline));
   hl__embedded_leases_list(space, filter, fn, context);
   return hl__embedded_sessions_list(space, filter, fn, context, error);
 }
 
-const hl_store_ops hl_store_embedded = {
+const hl_store_ops hl_store_file = {
     .abi = HL_STORE_ABI,
-    .scheme = "shm",
+    .scheme = "file",
     .traits = {.updates = true, .leases_update = true},
     .parse = hl__file_dsn,
     .name_key = hl__file_name_key,

@@ -22,7 +22,7 @@ local SHARED, EXCLUSIVE = "shared", "exclusive"
 
 -- How a store locks the rows, where it does so without SQL.
 local TAKES = {
-  file = "A try locks a byte for each bucket, by fcntl(F_OFD_SETLK), in this order: see csrc/stores/file/offset.h.",
+  file = "A claim for each bucket is written into the table that programs share, in this order: see csrc/stores/embedded/format.h.",
   null = "Nothing is locked: it grants at once.",
   sqlite = "A transaction, BEGIN IMMEDIATE, looks into hierlock_rows for these keys, and adds them: see csrc/stores/sqlite/grant.c.",
   redis = "The script take.lua adds the lease to a sorted set for each, whose key is the DSN's prefix (hierlock), a colon and the key " ..

@@ -6,9 +6,7 @@ local uv = require "luv"
 
 local file = {}
 
-local LEVELS = 3    -- where nothing else is said
-local LISTED = 3    -- names that are shown
-local OTHERS = 32   -- descriptors that a program has besides, at least
+local LISTED = 3 -- names that are shown
 
 local quoted = files.quoted
 
@@ -86,8 +84,8 @@ local function contents(found, path, directory)
   local strange, barred, stats = {}, {}, {}
   for name in function() return uv.fs_scandir_next(scan) end do
     local stat = uv.fs_lstat(path .. "/" .. name)
-    local passing = name:find "^who%-%d+%-%x+$" or name:find "^tmp%-%d+%-%x+$" -- of a process; the store removes them
-    local lasting = name == "control" or name == "leases" or name:find "^rows%-%x+$"
+    local passing = name:find "^tmp%-%d+%-%x+$" -- of a process; the store removes them
+    local lasting = name == "control"
     if stat and (stat.type ~= "file" or not (passing or lasting)) then
       strange[#strange + 1] = name
     elseif stat and lasting and not uv.fs_access(path .. "/" .. name, "rw") then
@@ -95,27 +93,12 @@ local function contents(found, path, directory)
     end
   end
   if barred[1] and uv.fs_access(path, "rwx") then
-    found:add("files", "wrong", "this user may not write " .. listed(barred), "Each lock is a range of bytes in one of these files.",
+    found:add("files", "wrong", "this user may not write " .. listed(barred), "Each lock is written there.",
       share(path, directory, barred, stats))
   end
   if strange[1] then
     found:add("other files", "warning", listed(strange), why, "move them elsewhere, or name a directory for hierlock alone in the DSN")
   end
-end
-
-local function descriptors(subject, found)
-  local limits = io.open "/proc/self/limits"
-  local text = limits and limits:read "*a" or ""
-  if limits then limits:close() end
-  local limit, most = text:match "Max open files%s+(%d+)%s+(%S+)"
-  local why = "A process has a descriptor for each file in which it holds something, and one for each wait."
-  if not limit then return found:add("descriptors", "ok", "no limit is seen", why) end
-  local levels = subject.levels and #subject.levels or LEVELS
-  local wanted = subject.pool_size * (levels + 1) + OTHERS
-  limit = tonumber(limit)
-  found:add("descriptors", wanted > limit and "warning" or "ok", ("%d at most; %d locks at a time want some %d"):format(limit, subject.pool_size, wanted),
-    why, (subject_of.user() == 0 or wanted <= (tonumber(most) or wanted)) and ("ulimit -n %d"):format(wanted)
-      or ("more than %s need root: LimitNOFILE=%d in the program's unit, or nofile in /etc/security/limits.conf"):format(most, wanted))
 end
 
 --- Works like the function of hierlock.command.examine.mysql.
@@ -135,7 +118,6 @@ function file.examine(subject, found)
     subject.unsettled = true
     files.system(found, parent)
     files.container(found, parent, not named)
-    descriptors(subject, found)
     return true
   end
   if not stat or stat.type ~= "directory" or (link.type == "link" and not named) then
@@ -150,7 +132,6 @@ function file.examine(subject, found)
   files.container(found, path, not named)
   files.system(found, path)
   contents(found, path, stat)
-  descriptors(subject, found)
   return true
 end
 

@@ -1,19 +1,14 @@
 /*
- * test_file_store.c - the embedded store, through its hl_store_ops: its grants, their order, and
+ * test_embedded_store.c - the embedded store, through its hl_store_ops: its grants, their order, and
  * the leftovers when processes die, fork or lose their directory. Other processes are real ones:
- * a forked child opens the store afresh, as another program would.
- *
- * Link with the core's layout.c, error.c, clock.c, fork.c and with all of
- * csrc/stores/file; libcmocka, libpthread.
+ * a forked child opens the store afresh, as another program would. Leases: test_embedded_leases.c;
+ * the table beneath: test_embedded.c.
  */
-#include "../../csrc/stores/file/board.h"
-#include "../../csrc/stores/file/file.h"
-#include "../../csrc/stores/file/offset.h"
+#include "../../csrc/stores/embedded/embedded_store.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -22,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -128,6 +124,7 @@ static void sleep_ms(int64_t ms) {
 static pid_t spawn(void (*fn)(intptr_t), intptr_t argument) {
   pid_t pid = fork();
   if (pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also where a test fails */
     fn(argument);
     _exit(0);
   }
@@ -174,12 +171,6 @@ static const char *path_of(const char *name) {
   turn = !turn;
   (void)snprintf(path[turn], sizeof path[turn], "%s%s%s", directory, *name == '-' ? "" : "/", name);
   return path[turn];
-}
-
-static const char *rows_of(uint32_t bucket) {
-  char name[32];
-  (void)snprintf(name, sizeof name, "rows-%04u", hl__file_stripe_of(hl__file_hash(2, bucket)));
-  return path_of(name);
 }
 
 static int set_up(void **state) {
@@ -234,11 +225,11 @@ static void waiting_start(waiting *w, hl_session *session, hl_mode mode, int64_t
   *w = (waiting){.session = session, .row = row(2, 1, mode), .timeout = timeout, .extend = extend};
   atomic_init(&w->status, 99);
   assert_int_equal(pthread_create(&w->thread, NULL, waiting_run, w), 0);
-  hl__file_session *s = (hl__file_session *)(void *)session;
+  hl__embedded_session *s = hl__embedded_session_of(session);
   int64_t end = hl__now_ms() + PATIENCE_MS;
   for (bool there = false; !there && hl__now_ms() < end; sleep_ms(1)) {
     (void)pthread_mutex_lock(&s->guard);
-    there = s->asleep || atomic_load(&w->status) != 99;
+    there = atomic_load(&s->table->waits) || atomic_load(&w->status) != 99;
     (void)pthread_mutex_unlock(&s->guard);
   }
 }
@@ -503,36 +494,8 @@ static void wait_for_it(intptr_t number) {
   (void)ops->give_back(session, NULL);
 }
 
-/* The control file, mapped; what stands in it of the stripe of bucket 1: signal_of. */
-static hl__file_control *control_map(void) {
-  char path[128];
-  (void)snprintf(path, sizeof path, "%s/control", directory);
-  int fd = open(path, O_RDWR | O_CLOEXEC);
-  hl__file_control *control =
-      mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  assert_ptr_not_equal(control, MAP_FAILED);
-  (void)close(fd);
-  return control;
-}
-
-static hl__file_signal *signal_of(hl__file_control *control) {
-  return &control->signals[hl__file_stripe_of(hl__file_hash(2, 1))];
-}
-
-/* The tickets in the stripe of bucket 1. */
-static int tickets(void) {
-  hl__file_control *control = control_map();
-  uint32_t n = (uint32_t)atomic_load(&signal_of(control)->waiters);
-  (void)munmap(control, sizeof *control);
-  return (int)n;
-}
-
-/* So that the next one is that. */
-static void tickets_turn(uint32_t next) {
-  hl__file_control *control = control_map();
-  atomic_store(&signal_of(control)->tickets, next);
-  (void)munmap(control, sizeof *control);
-}
+/* The sessions of all processes that stand in the queue of bucket 1. */
+static int waiters(hl_session *observer) { return look_for(observer, 1, HL_SHARED).waiting; }
 
 /* Runs one round: chance may put the waiters in order by itself. */
 static void serve_in_order(hl_session *session) {
@@ -542,7 +505,7 @@ static void serve_in_order(hl_session *session) {
   assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_OK);
   for (int i = 1; i < 4; i++) {
     pids[i] = spawn(wait_for_it, i);
-    WAIT_UNTIL(tickets() == i);
+    WAIT_UNTIL(waiters(session) == i);
   }
   give(session);
   for (int i = 1; i < 4; i++) {
@@ -566,82 +529,6 @@ static void processes_are_served_in_order(void **state) {
   ops->close(store);
 }
 
-/* Makes a thread stop between its look and its sleep in a queue: behind the giving
-   back of the stripe's mutex there, once. See the Makefile: --wrap. */
-static _Thread_local hl__file_session *stops;
-static atomic_int stopped, go_on;
-
-int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
-int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
-int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex) {
-  int status = __real_pthread_mutex_unlock(mutex);
-  hl__file_session *s = stops;
-  if (s && s->asleep && mutex == &s->space->stripes[s->asleep - s->space->control->signals].mutex) {
-    stops = NULL;
-    atomic_store(&stopped, 1);
-    WAIT_UNTIL(atomic_load(&go_on));
-  }
-  return status;
-}
-
-static void *stopping_run(void *argument) {
-  waiting *w = argument;
-  stops = (hl__file_session *)(void *)w->session;
-  return waiting_run(w);
-}
-
-/* In one process: a waiter that is woken between its look and its sleep does not sleep. No other
-   would wake it again. */
-static void no_wake_up_is_lost(void **state) {
-  (void)state;
-  static const struct {
-    hl_mode mode; /* of both who wait */
-    int first;    /* how the wait of the first ends, and with it that moment */
-    int second;   /* HL_CANCELLED: he is woken by an interruption instead */
-  } cases[] = {
-      {HL_EXCLUSIVE, HL_OK, HL_OK}, /* he is the first now */
-      {HL_SHARED, HL_OK, HL_OK},    /* he is granted it, too */
-      {HL_EXCLUSIVE, HL_CANCELLED, HL_OK},
-      {HL_EXCLUSIVE, HL_OK, HL_CANCELLED},
-  };
-  hl_store *store = store_new();
-  hl_session *s[3];
-  for (int i = 0; i < 3; i++) s[i] = session_new(store);
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    waiting first,
-        second = {.session = s[2], .row = row(2, 1, cases[i].mode), .timeout = HL_FOREVER};
-    atomic_init(&second.status, 99);
-    atomic_store(&stopped, 0);
-    atomic_store(&go_on, 0);
-    assert_int_equal(take1(s[0], 1, HL_EXCLUSIVE, 0), HL_OK);
-    waiting_start(&first, s[1], cases[i].mode, HL_FOREVER, false);
-    assert_int_equal(pthread_create(&second.thread, NULL, stopping_run, &second), 0);
-    WAIT_UNTIL(atomic_load(&stopped));
-    if (cases[i].second == HL_CANCELLED)
-      ops->interrupt(s[2]);
-    else if (cases[i].first == HL_CANCELLED)
-      ops->interrupt(s[1]);
-    else
-      give(s[0]);
-    if (cases[i].second == HL_OK) assert_int_equal(waiting_end(&first), cases[i].first);
-    atomic_store(&go_on, 1);
-    if (cases[i].second == HL_CANCELLED) {
-      WAIT_UNTIL(atomic_load(&second.status) != 99);
-      give(s[0]);
-      assert_int_equal(waiting_end(&first), HL_OK);
-    } else {
-      give(s[0]);
-      if (cases[i].mode == HL_EXCLUSIVE) give(s[1]);
-      WAIT_UNTIL(atomic_load(&second.status) != 99);
-    }
-    assert_int_equal(waiting_end(&second), cases[i].second);
-    give(s[1]);
-    give(s[2]);
-  }
-  for (int i = 0; i < 3; i++) ops->session_close(s[i]);
-  ops->close(store);
-}
-
 static void *take_and_give(void *store) {
   hl_session *session = session_new(store);
   for (int i = 0; i < HANDOVERS; i++) {
@@ -656,7 +543,7 @@ static void *take_and_give(void *store) {
   return NULL;
 }
 
-/* The same at random moments: none of many sleeps on. */
+/* No wake-up is lost: none of many sleeps on. */
 static void many_hand_over(void **state) {
   (void)state;
   enum {
@@ -672,39 +559,6 @@ static void many_hand_over(void **state) {
   }
   for (int i = 0; i < N; i++) (void)pthread_join(threads[i], NULL);
   assert_int_equal(atomic_load(&shared->wrong), 0);
-  ops->close(store);
-}
-
-/* Tickets run in a circle: wherever two lie in it, one of them is the first. */
-static void tickets_run_in_a_circle(void **state) {
-  (void)state;
-  const uint32_t half = HL__FILE_TICKETS / 2;
-  const uint32_t two[][2] = {{HL__FILE_TICKETS - 1, 0},
-                             {0, half},
-                             {half - 1, HL__FILE_TICKETS - 1},
-                             {1, half},
-                             {half, half + 1}};
-  hl_store *store = store_new();
-  hl_session *session = session_new(store);
-  for (size_t i = 0; i < sizeof two / sizeof *two; i++) {
-    pid_t pids[2];
-    atomic_store(&shared->stop, 0);
-    assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_OK);
-    for (int k = 0; k < 2; k++) {
-      atomic_store(&shared->grants[k + 1], 0);
-      tickets_turn(two[i][k]);
-      pids[k] = spawn(wait_for_it, k + 1);
-      WAIT_UNTIL(tickets() == k + 1);
-    }
-    give(session);
-    WAIT_UNTIL(atomic_load(&shared->grants[1]) || atomic_load(&shared->grants[2]));
-    if ((two[i][1] - two[i][0]) % HL__FILE_TICKETS != half)
-      assert_int_equal(atomic_load(&shared->grants[2]), 0);
-    atomic_store(&shared->stop, 2);
-    for (int k = 0; k < 2; k++) reap(pids[k]);
-    assert_int_equal(atomic_load(&shared->grants[1]) + atomic_load(&shared->grants[2]), 2);
-  }
-  ops->session_close(session);
   ops->close(store);
 }
 
@@ -733,16 +587,13 @@ static void a_killed_waiter_leaves_the_queue(void **state) {
   waiting w;
   assert_int_equal(take1(a, 1, HL_SHARED, 0), HL_OK);
   pid_t pid = spawn(wait_for_it, 1);
-  WAIT_UNTIL(tickets() == 1);
+  WAIT_UNTIL(waiters(a) == 1);
   waiting_start(&w, b, HL_SHARED, PATIENCE_MS, false);
   sleep_ms(STAYS_MS);
   assert_int_equal(atomic_load(&w.status), 99);
   murder(pid);
   assert_int_equal(waiting_end(&w), HL_OK);
-  give(b);
-  assert_int_equal(tickets(), 1); /* the dead one's */
-  assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_OK);
-  assert_int_equal(tickets(), 0); /* healed */
+  assert_int_equal(waiters(a), 0);
   ops->session_close(a);
   ops->session_close(b);
   ops->close(store);
@@ -949,24 +800,6 @@ static void a_removed_directory_is_noticed(void **state) {
   ops->close(store);
 }
 
-static void a_missing_stripe_is_refused(void **state) {
-  (void)state;
-  char path[128];
-  hl_store *store = store_new();
-  hl_session *a = session_new(store);
-  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
-  (void)snprintf(path, sizeof path, "%s/rows-%04u", directory,
-                 hl__file_stripe_of(hl__file_hash(2, 1)));
-  assert_int_equal(unlink(path), 0);
-  ops->session_close(a);
-  ops->close(store);
-  store = store_new();
-  a = session_new(store);
-  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_ESTORE);
-  ops->session_close(a);
-  ops->close(store);
-}
-
 static int open_status(const char *path, hl_layout *other) {
   hl_dsn where = {.store = "file", .path = path};
   hl_store_config c = config;
@@ -1023,9 +856,8 @@ static void files_have_the_directorys_rights(void **state) {
 static void files_are_for_writers_alone(void **state) {
   (void)state;
   static const struct {
-    mode_t directory, file, board;
-  } cases[] = {{0700, 0600, 0400}, {0755, 0600, 0400}, {0750, 0600, 0400},
-               {0770, 0660, 0440}, {0775, 0660, 0440}, {01777, 0666, 0444}};
+    mode_t directory, file;
+  } cases[] = {{0700, 0600}, {0755, 0600}, {0750, 0600}, {0770, 0660}, {0775, 0660}, {01777, 0666}};
   struct stat st;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     assert_int_equal(mkdir(directory, 0700), 0);
@@ -1035,27 +867,15 @@ static void files_are_for_writers_alone(void **state) {
     assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
     assert_int_equal(stat(path_of("control"), &st), 0);
     assert_int_equal(st.st_mode & 0777, cases[i].file);
-    assert_int_equal(stat(rows_of(1), &st), 0);
-    assert_int_equal(st.st_mode & 0777, cases[i].file);
-    DIR *names = opendir(directory);
-    for (struct dirent *file; (file = readdir(names));)
-      if (strncmp(file->d_name, "who-", 4) == 0) {
-        assert_int_equal(stat(path_of(file->d_name), &st), 0);
-        assert_int_equal(st.st_mode & 0777, cases[i].board);
-      }
-    (void)closedir(names);
     ops->session_close(a);
     ops->close(store);
 
-    /* Give the files the modes of an earlier version. */
+    /* A file that more users may read than the directory says. */
     assert_int_equal(chmod(path_of("control"), 0644), 0);
-    assert_int_equal(chmod(rows_of(1), 0644), 0);
     store = store_new();
     a = session_new(store);
     assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
     assert_int_equal(stat(path_of("control"), &st), 0);
-    assert_int_equal(st.st_mode & 0777, 0644 & cases[i].file);
-    assert_int_equal(stat(rows_of(1), &st), 0);
     assert_int_equal(st.st_mode & 0777, 0644 & cases[i].file);
     ops->session_close(a);
     ops->close(store);
@@ -1086,7 +906,7 @@ static void what_root_makes_is_the_directorys_owners(void **state) {
     n++;
   }
   (void)closedir(names);
-  assert_int_equal(n, 3);
+  assert_int_equal(n, 1);
   ops->session_close(a);
   ops->close(store);
 }
@@ -1194,34 +1014,23 @@ static void a_waiter_leaves_a_renamed_directory(void **state) {
   ops->close(store);
 }
 
-static void *interrupt_later(void *session) {
-  sleep_ms(STAYS_MS);
-  ops->interrupt(session);
-  return NULL;
-}
-
-/* In a process of its own, which a SIGBUS would end. */
-static void go_on_with_a_cut_file(intptr_t unused) {
-  (void)unused;
+/* In a process of its own, which SIGBUS may end if it touches the table before its next look at the
+   file, within 10 ms. */
+static void go_on_with_a_cut_file(intptr_t waits) {
+  (void)signal(SIGBUS, SIG_DFL); /* not as a failure of the test, which cmocka makes of it */
   hl_store *store = store_new();
-  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store),
-             *d = session_new(store);
-  waiting w, v;
-  pthread_t thread;
+  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store);
+  waiting w;
   hl_row r = row(2, 1, HL_EXCLUSIVE);
   seen s = {0};
   if (take1(a, 1, HL_EXCLUSIVE, 0) != HL_OK) _exit(1);
   if (take1(b, 2, HL_SHARED, 0) != HL_OK) _exit(1);
-  waiting_start(&w, c, HL_EXCLUSIVE, HL_FOREVER, false);
-  waiting_start(&v, d, HL_EXCLUSIVE, HL_FOREVER, false);
-  if (pthread_create(&thread, NULL, interrupt_later, d)) _exit(1);
+  if (waits) waiting_start(&w, c, HL_EXCLUSIVE, PATIENCE_MS, false);
   if (truncate(path_of("control"), 0) != 0) _exit(2);
+  sleep_ms(STAYS_MS);
   if (extend1(b, 2, HL_EXCLUSIVE, 0) != HL_ECONNECTION) _exit(3);
   if (ops->check(a, NULL) != HL_ECONNECTION) _exit(4);
-  int status = waiting_end(&w);
-  if (status != HL_ECONNECTION && status != HL_ESTORE) _exit(5);
-  (void)waiting_end(&v);
-  (void)pthread_join(thread, NULL);
+  if (waits && waiting_end(&w) == HL_OK) _exit(5);
   (void)ops->give_back(a, NULL);
   (void)ops->give_back(b, NULL);
   if (holders(a, &r, 1, see, &s) == HL_OK) _exit(6);
@@ -1229,17 +1038,23 @@ static void go_on_with_a_cut_file(intptr_t unused) {
   ops->session_close(a);
   ops->session_close(b);
   ops->session_close(c);
-  ops->session_close(d);
   ops->close(store);
 }
 
-static void a_truncated_control_file_kills_nobody(void **state) {
+static void a_truncated_control_file_is_never_begun_anew(void **state) {
   (void)state;
   hl_error error;
   hl_store *store;
-  reap(spawn(go_on_with_a_cut_file, 0));
-  assert_int_equal(ops->open(&config, &store, &error), HL_ESTORE);
-  assert_non_null(strstr(error.message, "truncated"));
+  for (int waits = 0; waits < 2; waits++) {
+    int status;
+    pid_t pid = spawn(go_on_with_a_cut_file, waits);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    /* A sanitizer makes a status of the signal. */
+    if (!(waits && (WIFSIGNALED(status) || WEXITSTATUS(status) > 7))) assert_int_equal(status, 0);
+    assert_int_equal(ops->open(&config, &store, &error), HL_ESTORE);
+    assert_non_null(strstr(error.message, "truncated"));
+    remove_directory();
+  }
 }
 
 static void a_copied_directory_is_refused(void **state) {
@@ -1263,50 +1078,29 @@ static void a_copied_directory_is_refused(void **state) {
 
 /* ------------------------------------------------- hostile, and careless */
 
-/* A process that can read a file can lock all of it, shared. */
-static void who_locks_everything_stops_nobody_for_ever(void **state) {
+/* A process that may write the file can lock all of it. It keeps new programs out; those that have the
+   directory open go on. */
+static void a_program_that_locks_all_bytes_stops_openers_alone(void **state) {
   (void)state;
-  hl_store *store = store_new();
+  hl_store *store = store_new(), *other;
   hl_session *a = session_new(store), *b = session_new(store);
-  struct flock all = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+  struct flock mend = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = HL__SHM_MEND};
+  hl_error error;
   waiting w;
   assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
-  give(a);
-  int fd = open(rows_of(1), O_RDONLY | O_CLOEXEC);
+  int fd = open(path_of("control"), O_RDONLY | O_CLOEXEC);
   assert_true(fd >= 0);
-  assert_int_equal(fcntl(fd, F_OFD_SETLK, &all), 0);
-  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 30), HL_TIMEOUT);
-  waiting_start(&w, a, HL_EXCLUSIVE, HL_FOREVER, false);
-  assert_int_equal(take1(b, 1, HL_EXCLUSIVE, 30), HL_TIMEOUT);
-  ops->interrupt(a);
-  assert_int_equal(waiting_end(&w), HL_CANCELLED);
-  waiting_start(&w, a, HL_EXCLUSIVE, HL_FOREVER, false);
-  (void)close(fd);
+  /* All that is not locked: by whom it is mended and opened. */
+  assert_int_equal(fcntl(fd, F_OFD_SETLK, &mend), 0);
+  waiting_start(&w, b, HL_EXCLUSIVE, HL_FOREVER, false);
+  give(a);
   assert_int_equal(waiting_end(&w), HL_OK);
-  ops->session_close(a);
-  ops->session_close(b);
-  ops->close(store);
-}
-
-static void a_blown_up_board_keeps_nobody(void **state) {
-  (void)state;
-  hl_store *store = store_new();
-  hl_session *a = session_new(store), *b = session_new(store);
-  hl__board_header header = {.version = HL__BOARD_VERSION, .record_size = sizeof(hl__board_record)};
-  struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
-  memcpy(header.magic, HL__BOARD_MAGIC, sizeof header.magic);
-  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
-  int fd = open(path_of("who-0-0"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  assert_int_equal(fcntl(fd, F_OFD_SETLK, &life), 0);
-  assert_int_equal(write(fd, &header, sizeof header), sizeof header);
-  assert_int_equal(ftruncate(fd, (off_t)1 << 40), 0);
-  assert_int_equal(mkfifo(path_of("who-0-1"), 0600), 0);
-  int64_t start = hl__now_ms();
-  seen s = look_for(b, 1, HL_EXCLUSIVE);
-  assert_in_range(hl__now_ms() - start, 0, PATIENCE_MS / 2);
-  assert_in_range(s.held, 0, 1); /* which is read first is not said */
+  pid_t pid = fork();
+  if (pid == 0) _exit(ops->open(&config, &other, &error) != HL_ESTORE);
+  reap(pid);
   (void)close(fd);
-  assert_int_equal(look_for(b, 1, HL_EXCLUSIVE).held, 1);
+  give(b);
+  reap(spawn(take_a_token, 0));
   ops->session_close(a);
   ops->session_close(b);
   ops->close(store);
@@ -1323,14 +1117,14 @@ static void planted_names_are_not_followed(void **state) {
     DIRECTORY,
     KINDS
   };
-  static const char *const names[] = {"control", NULL, "who-0-0", "tmp-0-0"};
+  static const char *const names[] = {"control", "tmp-0-0"};
   static const struct timespec old[] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
   static const char text[] = "precious";
   char victim[128], content[sizeof text] = "";
   (void)snprintf(victim, sizeof victim, "%s", path_of("-x"));
   for (int kind = 0; kind < KINDS; kind++)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-      const char *path = names[i] ? path_of(names[i]) : rows_of(1);
+      const char *path = path_of(names[i]);
       char planted[128];
       struct stat before, after;
       hl_store *store = NULL;
@@ -1353,11 +1147,7 @@ static void planted_names_are_not_followed(void **state) {
       if (i != 0) assert_int_equal(status, HL_OK);
       if (status == HL_OK) {
         hl_session *a = session_new(store);
-        status = take1(a, 1, HL_EXCLUSIVE, 0);
-        if (i == 1 && kind != SECOND_NAME)
-          assert_int_equal(status, HL_ESTORE);
-        else
-          assert_int_equal(status, HL_OK);
+        assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
         (void)look_for(a, 1, HL_EXCLUSIVE);
         ops->session_close(a);
         ops->close(store);
@@ -1383,36 +1173,24 @@ static void see_text(void *context, const hl_holder *holder) {
 }
 
 /* Other users of the directory can write what they like about themselves. */
-static void what_a_board_says_is_escaped_and_cut(void **state) {
+static void what_others_say_of_themselves_is_escaped_and_cut(void **state) {
   (void)state;
-  static _Alignas(hl__board_record) char chunk[HL__BOARD_CHUNK];
   char text[600] = "";
-  hl__board_header header = {.version = HL__BOARD_VERSION, .record_size = sizeof(hl__board_record)};
-  struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
   hl_row r = row(2, 1, HL_EXCLUSIVE);
   hl_store *store = store_new();
   hl_session *a = session_new(store);
-  memcpy(header.magic, HL__BOARD_MAGIC, sizeof header.magic);
-  memset(header.host, '\x1b', sizeof header.host);
-  hl__board_record *record = (void *)chunk;
-  memset(record->application, 'x', sizeof record->application);
-  memcpy(record->label, "a\n\x1b]0;b\a\x7f\xff", 10);
-  memset(record->path, '\r', sizeof record->path);
-  record->state = HL__BOARD_HELD;
-  record->mode = HL_EXCLUSIVE;
-  record->row_count = UINT16_MAX;
-  record->rows[0].level = r.level; /* not what lies between its fields */
-  record->rows[0].bucket = (uint32_t)r.bucket;
-  record->rows[0].mode = r.mode;
-  int fd = open(path_of("who-0-0"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  assert_int_equal(fcntl(fd, F_OFD_SETLK, &life), 0);
-  assert_int_equal(pwrite(fd, &header, sizeof header, 0), sizeof header);
-  assert_int_equal(pwrite(fd, chunk, sizeof chunk, HL__BOARD_CHUNK), sizeof chunk);
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  hl__shm_session *own = hl__embedded_session_of(a)->table;
+  hl__shm_note *note = &hl__shm_record_at(own->space, own->note)->note;
+  memset(own->space->table->slot[own->space->me].host, '\x1b',
+         sizeof own->space->table->slot[0].host);
+  memset(note->application, 'x', sizeof note->application);
+  memcpy(note->label, "a\n\x1b]0;b\a\x7f\xff", 10);
+  memset(note->path, '\r', sizeof note->path);
   assert_int_equal(holders(a, &r, 1, see_text, text), HL_OK);
   assert_non_null(strstr(text, "a\\x0a\\x1b]0;b\\x07\\x7f\\xff"));
   assert_non_null(strstr(text, "xxx|"));
   for (const char *c = text; *c; c++) assert_in_range(*c, ' ', 0x7E);
-  (void)close(fd);
   ops->session_close(a);
   ops->close(store);
 }
@@ -1431,7 +1209,6 @@ static void what_the_killed_left_is_swept(void **state) {
   memset(shared, 0, sizeof *shared);
   pid = spawn(hold_until_stop, HL_EXCLUSIVE);
   WAIT_UNTIL(atomic_load(&shared->step));
-  assert_int_equal(count_files(directory, "who-"), 1); /* his own */
   for (int i = 0; i < 2; i++) {
     int fd = open(path_of(i ? "tmp-1-old" : "tmp-1-young"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
@@ -1439,7 +1216,6 @@ static void what_the_killed_left_is_swept(void **state) {
     (void)close(fd);
   }
   ops->close(store_new());
-  assert_int_equal(count_files(directory, "who-"), 1);
   assert_int_equal(count_files(directory, "tmp-1-old"), 0);
   assert_int_equal(count_files(directory, "tmp-"), 1);
   atomic_store(&shared->stop, 1);
@@ -1466,21 +1242,16 @@ static void sweep_what_is_new(intptr_t unused) {
 
 static void a_clock_that_is_ahead_costs_nothing(void **state) {
   (void)state;
-  hl_store *store = store_new();
-  hl_session *session = session_new(store);
-  assert_int_equal(take1(session, 0, HL_EXCLUSIVE, 0), HL_OK); /* its board */
-  give(session);
+  assert_int_equal(mkdir(directory, 0700), 0);
   pid_t pid = spawn(sweep_what_is_new, 0);
   WAIT_UNTIL(atomic_load(&shared->holders[0]));
-  for (uint32_t bucket = 1; bucket < 20000 && atomic_load(&shared->step) < SWEEPS; bucket++) {
-    assert_int_equal(take1(session, bucket, HL_EXCLUSIVE, 0), HL_OK);
-    give(session);
+  for (int i = 0; i < 2000 && atomic_load(&shared->step) < SWEEPS; i++) {
+    ops->close(store_new());
+    (void)unlink(path_of("control"));
   }
   assert_true(atomic_load(&shared->step) > 0);
   atomic_store(&shared->stop, 1);
   reap(pid);
-  ops->session_close(session);
-  ops->close(store);
 }
 
 /* How many descriptors of the process lead into the directory. In a child of a process
@@ -1500,7 +1271,7 @@ static int descriptors_into(void) {
   return n;
 }
 
-static void *stripes_come_and_go(void *unused) {
+static void *spaces_come_and_go(void *unused) {
   (void)unused;
   while (!atomic_load(&shared->stop)) {
     hl_store *store = store_new();
@@ -1519,7 +1290,7 @@ static void a_child_keeps_no_descriptor(void **state) {
   (void)state;
   pthread_t thread;
   int kept = 0;
-  assert_int_equal(pthread_create(&thread, NULL, stripes_come_and_go, NULL), 0);
+  assert_int_equal(pthread_create(&thread, NULL, spaces_come_and_go, NULL), 0);
   int64_t end = hl__now_ms() + 5000; /* enough, also where forks are slow */
   for (int i = 0; i < 600 && (i < 30 || hl__now_ms() < end); i++) {
     int status;
@@ -1549,7 +1320,7 @@ static void close_all_and_open_others(intptr_t unused) {
     if (open("/dev/zero", O_RDONLY | O_CLOEXEC) != fd) _exit(2);
   if (ops->check(a, NULL) != HL_ECONNECTION) _exit(3);
   c = session_new(store); /* opened anew */
-  if (take1(c, 1, HL_EXCLUSIVE, PATIENCE_MS) != HL_OK) _exit(4);
+  if (take1(c, 2, HL_EXCLUSIVE, PATIENCE_MS) != HL_OK) _exit(4);
   (void)ops->give_back(a, NULL);
   ops->session_close(a);
   ops->session_close(b);
@@ -1573,50 +1344,31 @@ static void descriptors_of_the_host_are_left_alone(void **state) {
 
 /* ------------------------------------------------------- many, and few */
 
-static void ten_thousand_are_held(void **state) {
+static void ten_thousand_need_a_few_descriptors(void **state) {
   (void)state;
   enum {
     N = 10000
   };
-  struct rlimit limit, roomy;
+  const int before = count_files("/proc/self/fd", "");
   hl_store *store = store_new();
   hl_session **s = calloc(N, sizeof *s);
   assert_non_null(s);
-  assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  roomy = limit;
-  if (roomy.rlim_cur < 8192) roomy.rlim_cur = 8192;
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &roomy), 0);
   for (uint32_t i = 0; i < N; i++) {
     hl_row rows[] = {row(0, 1, HL_SHARED), row(1, i, HL_SHARED), row(2, i, HL_EXCLUSIVE)};
     s[i] = session_new(store);
     assert_int_equal(take(s[i], rows, 3, 0, false, NULL), HL_OK);
   }
-  assert_in_range(count_files("/proc/self/fd", ""), 3000, 4200);
+  assert_in_range(count_files("/proc/self/fd", "") - before, 0, 8);
   for (uint32_t i = 0; i < N; i++) ops->session_close(s[i]);
 
-  roomy.rlim_cur = 400; /* a quarter of which idle ones may have */
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &roomy), 0);
-  ops->close(store);
-  store = store_new();
-  s[0] = session_new(store);
-  for (uint32_t i = 0; i < 2000; i++) {
-    assert_int_equal(take1(s[0], i, HL_EXCLUSIVE, 0), HL_OK);
-    give(s[0]);
-  }
-  assert_in_range(count_files("/proc/self/fd", ""), 50, 130);
-
-  /* Held ones cannot be closed: an error that says so, and nothing is held. */
+  /* One request with as many. */
   hl_row *rows = calloc(N, sizeof *rows);
   hl_error error;
   assert_non_null(rows);
   for (uint32_t i = 0; i < N; i++) rows[i] = row(2, i, HL_EXCLUSIVE);
-  assert_int_equal(take(s[0], rows, N, 0, false, &error), HL_ESTORE);
-  assert_non_null(strstr(error.message, "ulimit"));
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  hl_session *b = session_new(store);
-  assert_int_equal(take(b, rows, N, 0, false, &error), HL_OK);
+  s[0] = session_new(store);
+  assert_int_equal(take(s[0], rows, N, 0, false, &error), HL_OK);
   free(rows);
-  ops->session_close(b);
   ops->session_close(s[0]);
   free(s);
   ops->close(store);
@@ -1652,7 +1404,6 @@ static void holders_are_shown(void **state) {
   s = look_for(a, 1, HL_SHARED);
   assert_int_equal(s.held, 1);
   assert_int_equal(s.waiting, 0);
-  assert_int_equal(count_files(directory, "who-"), 1); /* the dead one's went */
   give(b);
 
   for (uint32_t i = 0; i < 100; i++) rows[i] = row(2, 10 + i, HL_EXCLUSIVE);
@@ -1666,51 +1417,18 @@ static void holders_are_shown(void **state) {
   ops->session_close(a);
   ops->session_close(b);
   ops->close(store);
-  assert_int_equal(count_files(directory, "who-"), 0);
-}
-
-/* A large request needs several records of the board, and gives them to the others when it ends. */
-static void records_of_the_board_are_used_again(void **state) {
-  (void)state;
-  hl_store *store = store_new();
-  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store);
-  hl_row rows[2 * HL__BOARD_ROWS], others[2 * HL__BOARD_ROWS];
-  struct stat board;
-  for (uint32_t i = 0; i < 2 * HL__BOARD_ROWS; i++) {
-    rows[i] = row(2, 1000 + i, HL_EXCLUSIVE);
-    others[i] = row(2, 2000 + i, HL_EXCLUSIVE);
-  }
-  /* What comes back lay before a record that is still in use. */
-  assert_int_equal(take(a, rows, 2 * HL__BOARD_ROWS, 0, false, NULL), HL_OK);
-  assert_int_equal(take1(b, 1, HL_EXCLUSIVE, 0), HL_OK);
-  give(a);
-  assert_int_equal(take(c, others, 2 * HL__BOARD_ROWS, 0, false, NULL), HL_OK);
-  assert_int_equal(look_for(a, 1, HL_SHARED).held, 1);
-  assert_int_equal(look_for(a, 2000, HL_SHARED).held, 1);
-  assert_int_equal(look_for(a, 2000 + 2 * HL__BOARD_ROWS - 1, HL_SHARED).held, 1);
-  give(c);
-  give(b);
-
-  for (uint32_t i = 0; i < 2 * HL__BOARD_CHUNK_RECORDS; i++) {
-    assert_int_equal(take(a, rows, 2 * HL__BOARD_ROWS, 0, false, NULL), HL_OK);
-    give(a);
-  }
-  glob_t found;
-  assert_int_equal(glob(path_of("who-*"), 0, NULL, &found), 0);
-  assert_int_equal(found.gl_pathc, 1);
-  assert_int_equal(stat(found.gl_pathv[0], &board), 0);
-  globfree(&found);
-  assert_int_equal(board.st_size, 2 * HL__BOARD_CHUNK); /* its header's, and one of records */
-  ops->session_close(a);
-  ops->session_close(b);
-  ops->session_close(c);
-  ops->close(store);
 }
 
 /* -------------------------------------------------------------- stress */
 
 #define STRESS_THREADS 4
+/* ThreadSanitizer takes it for a race where another process has had the lock of a partition between
+   two threads of its own. */
+#if defined(__SANITIZE_THREAD__)
+#define STRESS_PROCESSES 1
+#else
 #define STRESS_PROCESSES 4
+#endif
 #ifndef STRESS_ROUNDS
 #define STRESS_ROUNDS 1500
 #endif
@@ -1786,10 +1504,9 @@ static void random_plans_exclude(void **state) {
   for (int i = 0; i < STRESS_PROCESSES; i++) reap(pids[i]);
   assert_int_equal(atomic_load(&shared->wrong), 0);
   assert_true(atomic_load(&shared->grants[0]) > STRESS_ROUNDS);
-  assert_int_equal(tickets(), 0);
 }
 
-/* test_file_store [PATTERN]: which tests. */
+/* test_embedded_store [PATTERN]: which tests. */
 int main(int argc, char **argv) {
 #define SPEC(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
   const struct CMUnitTest specs[] = {
@@ -1802,9 +1519,7 @@ int main(int argc, char **argv) {
       SPEC(a_late_interruption_hits_nobody),
       SPEC(one_process_is_served_in_order),
       SPEC(processes_are_served_in_order),
-      SPEC(no_wake_up_is_lost),
       SPEC(many_hand_over),
-      SPEC(tickets_run_in_a_circle),
       SPEC(a_writer_passes_a_stream_of_readers),
       SPEC(a_reader_passes_a_stream_of_writers),
       SPEC(a_killed_holder_lets_go),
@@ -1817,7 +1532,6 @@ int main(int argc, char **argv) {
       SPEC(a_failed_extend_undoes_no_earlier_one),
       SPEC(tokens_grow),
       SPEC(a_removed_directory_is_noticed),
-      SPEC(a_missing_stripe_is_refused),
       SPEC(what_is_wrong_is_refused),
       SPEC(files_have_the_directorys_rights),
       SPEC(files_are_for_writers_alone),
@@ -1826,19 +1540,17 @@ int main(int argc, char **argv) {
       SPEC(a_replaced_control_file_is_noticed),
       SPEC(a_changed_link_is_noticed),
       SPEC(a_waiter_leaves_a_renamed_directory),
-      SPEC(a_truncated_control_file_kills_nobody),
+      SPEC(a_truncated_control_file_is_never_begun_anew),
       SPEC(a_copied_directory_is_refused),
-      SPEC(who_locks_everything_stops_nobody_for_ever),
-      SPEC(a_blown_up_board_keeps_nobody),
+      SPEC(a_program_that_locks_all_bytes_stops_openers_alone),
       SPEC(planted_names_are_not_followed),
-      SPEC(what_a_board_says_is_escaped_and_cut),
+      SPEC(what_others_say_of_themselves_is_escaped_and_cut),
       SPEC(what_the_killed_left_is_swept),
       SPEC(a_clock_that_is_ahead_costs_nothing),
       SPEC(a_child_keeps_no_descriptor),
       SPEC(descriptors_of_the_host_are_left_alone),
-      SPEC(ten_thousand_are_held),
+      SPEC(ten_thousand_need_a_few_descriptors),
       SPEC(holders_are_shown),
-      SPEC(records_of_the_board_are_used_again),
       SPEC(random_plans_exclude),
       cmocka_unit_test(nothing_is_left),
   };
