@@ -427,8 +427,9 @@ describe("another user of the machine", function()
       end
     end
     assert.is_false(can ": > new")
-    -- That user can lock the directory itself, which harms no caller.
-    local blocker = assert(io.popen(("cd %s && exec setpriv --reuid=%d --clear-groups flock -x . sh -c 'echo; read x'")
+    -- That user can lock the directory itself as its programs do, which harms no caller.
+    assert.is_false(can "flock -n -x . true")
+    local blocker = assert(io.popen(("cd %s && exec setpriv --reuid=%d --clear-groups flock -s . sh -c 'echo; read x'")
       :format(directory, UID), "w"))
     assert(manager:acquire({ "u2" }, { timeout = 0 })):release()
     assert(hierlock.open("file:" .. directory)):close()
