@@ -81,14 +81,12 @@ local scenarios = {
     { "A", "release" },
     { "B", "release" },
     { "C", "release" } },
-  { "Resources taken one by one, out of order: a deadlock, until a timeout ends it",
+  { "Resources taken one by one, out of order: a deadlock, which one of the two is told",
     { "A", "acquire", "u1/a1/r1", "holds" },
     { "B", "acquire", "u1/a1/r2", "holds" },
-    { "A", "extend", "u1/a1/r2", "waits", timeout = 1 },
-    { "B", "extend", "u1/a1/r1", "waits", timeout = 10 },
-    { "A", "await", "timeout" },
-    { "A", "release", gets = "B" },
-    { "B", "release" } },
+    { "A", "extend", "u1/a1/r2", "waits" },
+    { "B", "extend", "u1/a1/r1", "deadlock", gets = "A" },
+    { "A", "release" } },
   { "The same resources in one call, in whatever order: no deadlock",
     { "A", "acquire", "u1/a1/r1,r2", "holds" },
     { "B", "acquire", "u1/a1/r2,r1", "waits" },
@@ -105,7 +103,7 @@ local function colour(code, text) return colours and "\27[" .. code .. "m" .. te
 
 local start
 local columns = { A = 0, B = 1, C = 2 }
-local marks = { holds = "32", waits = "33", timeout = "31", releases = "2" }
+local marks = { holds = "32", waits = "33", deadlock = "31", releases = "2" }
 
 local function event(who, kind, text)
   local seconds = (uv.hrtime() - start) / 1e9
@@ -187,17 +185,16 @@ local function run(number, scenario, observer, workers)
       event(who, "releases", "releases")
       workers[who].send("release")
       expect("released", workers[who].answer())
-    elseif verb == "await" then
-      expect(path, workers[who].answer())
-      event(who, path, path .. ": gives up on " .. awaited[who].path)
-      awaited[who] = nil
     else
       uv.sleep(150)
-      workers[who].send(("%s %s %s"):format(verb, step.timeout or 10, path))
+      workers[who].send(("%s 10 %s"):format(verb, path))
       if outcome == "waits" then
         local whom = await_waiting(observer, who, path)
         event(who, "waits", ("wants %s, waits for %s"):format(path, whom))
         awaited[who] = { path = path, since = uv.hrtime() }
+      elseif outcome == "deadlock" then
+        expect("deadlock", workers[who].answer())
+        event(who, "deadlock", "deadlock: wants " .. path .. ", holds nothing now")
       else
         expect("holds", workers[who].answer())
         event(who, "holds", "holds " .. path)
