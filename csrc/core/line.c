@@ -35,64 +35,14 @@ HL__UNCHECKED /* no field is read */
 
 /* ------------------------------------------------------------- deadlines */
 
-/* A pairing heap (Fredman, Sedgewick, Sleator, Tarjan, 1986). Melds two roots. */
-static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b) HL__REQUIRES(hl__manager_mutex) {
-  if (b->deadline < a->deadline) {
-    hl__waiter *other = a;
-    a = b;
-    b = other;
-  }
-  b->back = a;
-  b->sibling = a->child;
-  if (a->child) a->child->back = b;
-  a->child = b;
-  return a;
-}
-
-/* Melds all these siblings into one heap: first in pairs, then the pairs. */
-static hl__waiter *heap_gather(hl__waiter *first) HL__REQUIRES(hl__manager_mutex) {
-  hl__waiter *pairs = NULL, *root = NULL;
-  while (first) {
-    hl__waiter *a = first, *b = a->sibling;
-    first = b ? b->sibling : NULL;
-    a->sibling = a->back = NULL;
-    if (b) {
-      b->sibling = b->back = NULL;
-      a = heap_meld(a, b);
-    }
-    a->sibling = pairs;
-    pairs = a;
-  }
-  while (pairs) {
-    hl__waiter *a = pairs;
-    pairs = a->sibling;
-    a->sibling = NULL;
-    root = root ? heap_meld(root, a) : a;
-  }
-  return root;
-}
-
 static void heap_add(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
-  if (waiter->timed || !waiter->ops || waiter->deadline == HL_FOREVER) return;
-  waiter->timed = true;
-  waiter->child = waiter->sibling = waiter->back = NULL;
-  line->soonest = line->soonest ? heap_meld(line->soonest, waiter) : waiter;
+  if (waiter->timed.in || !waiter->ops || waiter->deadline == HL_FOREVER) return;
+  waiter->timed.key = waiter->deadline;
+  hl__heap_add(&line->soonest, &waiter->timed);
 }
 
 static void heap_remove(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
-  if (!waiter->timed) return;
-  waiter->timed = false;
-  hl__waiter *below = heap_gather(waiter->child);
-  if (waiter == line->soonest) {
-    line->soonest = below;
-    return;
-  }
-  if (waiter->back->child == waiter)
-    waiter->back->child = waiter->sibling;
-  else
-    waiter->back->sibling = waiter->sibling;
-  if (waiter->sibling) waiter->sibling->back = waiter->back;
-  if (below) line->soonest = heap_meld(line->soonest, below);
+  hl__heap_remove(&line->soonest, &waiter->timed);
 }
 
 /* -------------------------------------------------------------- classes */
@@ -319,7 +269,7 @@ static bool has_loose(const hl__line *line) {
 void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   hl__line *line = &manager->line;
   waiter->turn = NULL;
-  waiter->timed = waiter->in_parked = false;
+  waiter->timed.in = waiter->in_parked = false;
   waiter->arrival = ++line->arrivals;
   hl__list_init(&waiter->node);
   hl__member *behind = find(line, waiter->plan, waiter->arrival, NULL, false);
@@ -514,8 +464,8 @@ bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
 static bool expire(hl_manager *manager, int64_t now) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   for (int i = 0; i < EXPIRE_PIECE; i++) {
-    hl__waiter *waiter = line->soonest;
-    if (!waiter || waiter->deadline > now) return false;
+    if (!line->soonest || line->soonest->key > now) return false;
+    hl__waiter *waiter = HL__LIST_ENTRY(line->soonest, hl__waiter, timed);
     heap_remove(line, waiter);
     /* The worker that tries it checks the time itself. */
     if (waiter->place < HL__TRIED) waiter->ops->expire(waiter);
@@ -537,7 +487,7 @@ static int64_t keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   }
   advance(manager, SETTLE_PIECE);
   if (more || has_loose(line)) return 0;
-  if (line->soonest) next = line->soonest->deadline;
+  if (line->soonest) next = line->soonest->key;
   if (line->parked_count > 0 && line->next_round < next) next = line->next_round;
   if (line->short_of_threads && now + THREADS_AGAIN_MS < next) next = now + THREADS_AGAIN_MS;
   return next;

@@ -51,6 +51,7 @@
 #ifndef HIERLOCK_LINE_H
 #define HIERLOCK_LINE_H
 
+#include "heap.h"
 #include "list.h"
 #include "mutex.h"
 #include "store.h"
@@ -79,7 +80,7 @@ typedef struct hl__line {
   unsigned trying;       /* TRIED */
   unsigned waiting;      /* AT_STORE with a worker, if connections are not scarce */
   bool short_of_threads; /* none could be started just now */
-  hl__waiter *soonest;   /* a heap, by deadline, of the pendings in line */
+  hl__heap *soonest;     /* by deadline: the pendings in line */
 } hl__line;
 
 #define HL__LINE_CLASSES 16
@@ -137,11 +138,7 @@ struct hl__waiter {
   unsigned member_count HL__GUARDED_BY(hl__manager_mutex);
   bool shares HL__GUARDED_BY(hl__manager_mutex); /* the last class is WHOLE */
   hl__member inside[HL__MEMBERS_INSIDE] HL__GUARDED_BY(hl__manager_mutex);
-  /* The heap of deadlines. `back` is the parent of a first child, else the sibling before. */
-  bool timed HL__GUARDED_BY(hl__manager_mutex);
-  hl__waiter *child HL__GUARDED_BY(hl__manager_mutex);
-  hl__waiter *sibling HL__GUARDED_BY(hl__manager_mutex);
-  hl__waiter *back HL__GUARDED_BY(hl__manager_mutex);
+  hl__heap timed HL__GUARDED_BY(hl__manager_mutex);       /* by `deadline` */
   pthread_cond_t *turn HL__GUARDED_BY(hl__manager_mutex); /* of the thread that waits */
 };
 

@@ -21,6 +21,9 @@
  * While an answer is outstanding, the core calls only settle, check, take, give_back, interrupt,
  * close and forget. take waits for the answer first; give_back must not, see there.
  *
+ * A take that was started (start) has the session until the store calls back; meanwhile the core
+ * calls only interrupt and told, and in a forked child forget.
+ *
  * Threads: the core calls the functions of one session from one thread at a time. Only interrupt
  * and told come from any thread, while another is in take, check or settle. Several threads may
  * call the functions of a store at once.
@@ -39,7 +42,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 27u
+#define HL_STORE_ABI 28u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -162,6 +165,16 @@ typedef struct hl_grant {
   int64_t until_ms;
   uint8_t replaced[16]; /* of an adoption: the holder that it has replaced */
 } hl_grant;
+
+/* A take that was started (hl_store_ops.start), in the caller's memory until `done` is called. */
+typedef struct hl_started hl_started;
+struct hl_started {
+  /* Called once, on a thread of the store's, without a mutex: the take has ended with that status,
+     as `take` would have. From now on the session is the caller's again. */
+  void (*done)(hl_started *started, int status);
+  hl_grant grant;
+  hl_error error;
+};
 
 /* An adoption finds that holder: notes it in the grant. False: it may not replace it. */
 static inline bool hl__replaces(const hl_lease_terms *terms, const uint8_t found[16],
@@ -332,6 +345,12 @@ typedef struct hl_store_ops {
      ended), HL_ENOT_PROVISIONED (error->level and bucket are set), HL_EUNSAFE_SERVER, HL_ESTORE,
      HL_ENOMEM. */
   int (*take)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
+  /* Begins a take of a session that holds nothing, and calls back instead of blocking. HL_OK:
+     started->done is called later, by another thread, perhaps before this returns. Else the take has
+     not begun. HL_BUSY: no thread can be started now. The request, what it leads to, and *started
+     stay until `done` is called. A take that waits costs no thread. NULL: the store cannot. */
+  int (*start)(hl_session *session, const hl_request *request, hl_started *started,
+               hl_error *error);
   /* Makes rows shared that the session made exclusive by `upgrade`; it holds them throughout. Waits
      until the request's deadline. HL_OK: *sent_ms as hl_grant.sent_ms. HL_EUNSUPPORTED: not
      possible for these rows, and nothing has changed; HL_ECONNECTION: the session has ended. NULL:

@@ -110,7 +110,8 @@ typedef struct operation {
   void (*before)(stepped *it);
   void (*run)(stepped *it);
   bool opens;   /* the child has not opened the directory */
-  bool waited;  /* a thread of the parent waits for own[2] */
+  bool waited;  /* a thread of the parent waits for own[2] ... */
+  bool rings;   /* ... or the bell does */
   bool granted; /* the parent holds own[2], and gives it back meanwhile */
   bool mends;   /* a third process has died inside */
   bool waits;   /* so another thread of the child may come to a breakpoint */
@@ -157,10 +158,34 @@ static void wrong(const char *what, long k) {
 }
 
 static int waiter_status;
+static atomic_int waiter_told;
+static hl__shm_taking taking;
+static hl_error ear_fault;
+
+/* hl__shm_ear.go */
+static bool ear_go(hl__shm_ear *ear) {
+  int status = hl__shm_take_go(&taking, ear, &ear_fault);
+  if (status == HL__UNFREE) return true;
+  hl__shm_bell_leave(waiting);
+  waiter_status = status;
+  atomic_store(&waiter_told, 1);
+  return false;
+}
+
+/* Waits for own[2]; with `context` as a take does that does not block. */
 static void *waiter_run(void *context) {
   hl_error error;
   const hl_request request = {.rows = &own[2], .n = 1, .deadline = hl__now_ms() + PATIENCE_MS};
-  (void)context;
+  if (context) {
+    hl__shm_ear ear = {.go = ear_go};
+    taking = (hl__shm_taking){.session = waiting, .request = &request};
+    atomic_store(&waiter_told, 0);
+    if (hl__shm_take_begin(&taking, &error) != HL_OK ||
+        hl__shm_bell_enter(waiting, &ear, &error) != HL_OK)
+      abort();
+    while (!atomic_load(&waiter_told)) (void)usleep(50);
+    return NULL;
+  }
   waiter_status = hl__shm_take(waiting, &request, 0, &error);
   return NULL;
 }
@@ -326,7 +351,7 @@ static long kill_behind(const operation *what, long k) {
   if (what->mends) die_inside(k);
   if (what->waited) {
     uint64_t waits = atomic_load(&space->waits);
-    (void)pthread_create(&thread, NULL, waiter_run, NULL);
+    (void)pthread_create(&thread, NULL, waiter_run, what->rings ? &taking : NULL);
     while (atomic_load(&space->waits) == waits) (void)usleep(50);
   }
   if (giver && take_one(giver, own[2], 0) != HL_OK) wrong("the giver got nothing", k);
@@ -399,6 +424,7 @@ static int teardown(void **state) {
 STEP(a_take, .before = do_nothing, .run = hold)
 STEP(a_release, .before = hold, .run = give_back)
 STEP(a_release_to_a_waiter, .before = hold, .run = give_back, .waited = true)
+STEP(a_release_to_a_bell, .before = hold, .run = give_back, .waited = true, .rings = true)
 STEP(a_wait_in_vain, .before = do_nothing, .run = wait_in_vain, .waits = true)
 STEP(a_cancelled_wait, .before = do_nothing, .run = be_cancelled, .waits = true)
 STEP(a_wait_that_is_granted, .before = do_nothing, .run = be_granted, .granted = true,
@@ -418,6 +444,7 @@ int main(int argc, char **argv) {
       IT(a_take),
       IT(a_release),
       IT(a_release_to_a_waiter),
+      IT(a_release_to_a_bell),
       IT(a_wait_in_vain),
       IT(a_cancelled_wait),
       IT(a_wait_that_is_granted),

@@ -15,6 +15,7 @@
  *   mend.c       cleaning up after a dead process
  *   stock.c      this process' free nodes and records, and what it gives back late
  *   watch.c      the thread that watches for deaths while something waits
+ *   bell.c       the thread that goes on with takes that were started, and do not block
  *   circle.c     circles of waiters
  *   space.c      one directory as this process uses it
  *   take.c       sessions: taking rows and giving them back
@@ -27,6 +28,7 @@
  *   2. space->mending      one thread of the process mends; then the byte MEND + slot
  *   3. partitions          one at a time; circle.c: all, in ascending order
  *   4. space->mutex        free nodes and records, agents, sleepers
+ *   5. the bell's          what its thread has to do
  *
  * Nothing blocks while a partition's lock is held; the only system call in it is the fallocate() of
  * a chunk of rows, once in 256 new rows.
@@ -42,6 +44,8 @@
 #include "error.h"
 #include "fork.h"
 #include "format.h"
+#include "heap.h"
+#include "list.h"
 #include "mutex.h"
 #include "store.h"
 
@@ -50,6 +54,7 @@
 HL__MUTEX_CLASS(hl__shm_registry) HL__AFTER(hl__connection_mutex);
 HL__MUTEX_CLASS(hl__shm_mending) HL__AFTER(hl__shm_registry);
 HL__MUTEX_CLASS(hl__shm_space_mutex) HL__AFTER(hl__shm_mending) HL__BEFORE(hl__births);
+HL__MUTEX_CLASS(hl__shm_bell_mutex) HL__AFTER(hl__shm_space_mutex) HL__BEFORE(hl__births);
 
 /* How soon the directory is seen to be another one. */
 #define HL__SHM_LOOK_NS 10000000
@@ -61,6 +66,7 @@ HL__MUTEX_CLASS(hl__shm_space_mutex) HL__AFTER(hl__shm_mending) HL__BEFORE(hl__b
 
 typedef struct hl__shm_space hl__shm_space;
 typedef struct hl__shm_session hl__shm_session;
+typedef struct hl__shm_ear hl__shm_ear;
 
 /* Why a space cannot be used any more. */
 enum hl__shm_gone {
@@ -112,7 +118,9 @@ struct hl__shm_space {
   uint32_t *late HL__GUARDED_BY(hl__shm_space_mutex);
   uint32_t late_capacity HL__GUARDED_BY(hl__shm_space_mutex);
   hl__a32 late_count;
-  struct hl__shm_watch *watch;                                /* constant */
+  struct hl__shm_watch *watch;       /* constant */
+  struct hl__shm_bell *bell;         /* constant */
+  void (*end)(hl__shm_space *space); /* frees it; for bell.c, which is below space.c */
   hl__a64 waits, rebuilds, mended, handed, deferred, corrupt; /* counters, for tests */
 };
 
@@ -137,10 +145,43 @@ struct hl__shm_session {
   uint32_t n, capacity;
   uint32_t cache[HL__SHM_CACHE], cached; /* free nodes */
   atomic_bool cancelled;                 /* until the take under way ends, or settle */
-  hl__a32 waits;                         /* the node for which its thread sleeps; 0 */
+  hl__a32 waits;                         /* the node for which it waits; 0 */
+  /* Of a take that was started, until it ends; NULL. Its own thread sets it before the bell has it,
+     and reads it without the mutex. */
+  hl__shm_ear *ear;
   hl__shm_session *next HL__GUARDED_BY(hl__shm_space_mutex); /* that sleeps */
   hl__shm_session *previous HL__GUARDED_BY(hl__shm_space_mutex);
 };
+
+/* A take that was started, for the bell's thread. It is in the memory of who has started it. */
+struct hl__shm_ear {
+  hl__shm_session *session;
+  /* Called on the bell's thread, without a lock, when the node is granted, when `until` has come,
+     after hl__shm_cancel, and now and then. True: it waits on, for `node` and until `until`. False:
+     it has ended: hl__shm_bell_leave was called, and its memory may be another's. */
+  bool (*go)(hl__shm_ear *ear);
+  uint32_t node; /* 0: it waits for none */
+  int64_t until; /* ns */
+  /* bell.c's */
+  hl__list todo;      /* with the bell's mutex */
+  hl__list all;       /* in it once `go` was called */
+  hl__heap timed;     /* by `until` */
+  hl__shm_ear *chain; /* by node */
+  uint32_t chained;   /* the node, while it is in a chain */
+};
+
+/* A take under way (take.c). */
+typedef struct hl__shm_taking {
+  hl__shm_session *session;
+  const hl_request *request;
+  uint64_t exempt;
+  uint32_t before; /* what the session had */
+  int64_t deadline;
+  bool lasts;    /* it may wait so long that it counts in a circle of those behind it */
+  bool alone;    /* no thread watches for it: there is none to be had */
+  size_t i;      /* of a started one: the row that comes next */
+  uint32_t told; /* of a started one that waits: the record that tells of its rows */
+} hl__shm_taking;
 
 /* --------------------------------------------------------------- space.c */
 
@@ -184,6 +225,11 @@ void hl__shm_tell_no_more(hl__shm_session *session, uint32_t keep);
    space is left, or the table is damaged; HL_ENOMEM. *error names level and bucket of the row. */
 int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t exempt,
                  hl_error *error);
+/* As hl__shm_take, but it never blocks: for the thread of the bell. begin: HL_OK; else as
+   hl__shm_take. go: HL__UNFREE: it waits, as `ear` says; call it again when the ear hears
+   something. Else the take has ended, as hl__shm_take. */
+int hl__shm_take_begin(hl__shm_taking *self, hl_error *error);
+int hl__shm_take_go(hl__shm_taking *self, hl__shm_ear *ear, hl_error *error);
 /* Gives back all that the session took after its first `keep` claims (session->n says how many it
    has), the last first. Never blocks for more than 2 ms. */
 void hl__shm_give_back(hl__shm_session *session, uint32_t keep);
@@ -460,6 +506,23 @@ int hl__shm_watch_enter(hl__shm_session *session, hl_error *error);
 void hl__shm_watch_leave(hl__shm_session *session);
 /* Something is late. */
 void hl__shm_watch_kick(hl__shm_space *space);
+/* Whether something waits for the bell: then the thread watches. False: no thread can be started. */
+bool hl__shm_watch_bell(hl__shm_space *space, bool waits);
+
+/* --------------------------------------------------------------- bell.c */
+
+/* HL_OK, HL_ENOMEM. */
+int hl__shm_bell_new(hl__shm_space *space, hl_error *error);
+/* Ends the thread. False: it is the calling one, which ends the space (space->end) later. */
+bool hl__shm_bell_stop(hl__shm_space *space);
+void hl__shm_bell_free(hl__shm_space *space);
+/* Hands the ear of a session to the thread, which calls ear->go soon. HL_OK; HL_BUSY: no thread can
+   be started. */
+int hl__shm_bell_enter(hl__shm_session *session, hl__shm_ear *ear, hl_error *error);
+/* On the bell's thread: the session's take has ended. */
+void hl__shm_bell_leave(hl__shm_session *session);
+/* Has the session's ear called soon, if it has one. Any thread. */
+void hl__shm_bell_call(hl__shm_session *session);
 
 /* ------------------------------------------------------------- circle.c */
 

@@ -5,6 +5,7 @@
  *   holders.c   who holds and awaits what, and the list of leases, for observers
  *   session.c   sessions: their rows in the table, and Symfony's files
  *   lease.c     the operations on leases
+ *   start.c     takes that do not block
  *   store.c     the store, and its hl_store_ops
  *
  * Locks: a store's mutex comes before those of the table. A lease's word `busy` is a lock, too: the
@@ -45,9 +46,10 @@ typedef struct hl__embedded_session {
   hl__shm_session *table; /* its claims; its own thread reads it without the guard */
   hl__embedded_file *files;
   size_t file_count, file_capacity;
-  int64_t checked;         /* when it looked at the directory last; hl__shm_now */
-  bool holds;              /* it counts in space->holding */
-  atomic_bool interrupted; /* until the call under way ends, or settle */
+  int64_t checked;                  /* when it looked at the directory last; hl__shm_now */
+  bool holds;                       /* it counts in space->holding */
+  struct hl__embedded_start *start; /* the take that was started (start.c); NULL */
+  atomic_bool interrupted;          /* until the call under way ends, or settle */
 } hl__embedded_session;
 
 HL__MUTEX_FUNCTIONS(hl__embedded_guard, hl__embedded_session, guard, hl__embedded_guard)
@@ -90,6 +92,15 @@ int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error)
    none. */
 int hl__embedded_session_take(hl__embedded_session *session, const hl_request *request,
                               uint64_t exempt, hl_error *error);
+/* For a take that was started, of a session that holds nothing. Locks one of Symfony's files, for
+   which there is room, or tries to: HL_TIMEOUT. */
+bool hl__embedded_files_reserve(hl__embedded_session *session, size_t n);
+int hl__embedded_file_try(hl__embedded_session *session, const hl_request *request,
+                          const hl_row *row, hl_error *error);
+/* The session holds something from now on. */
+void hl__embedded_session_holds(hl__embedded_session *session);
+/* Whether the row is a file of Symfony's. */
+bool hl__embedded_is_named(const hl_row *row);
 /* Gives back all that it holds. */
 void hl__embedded_session_clear(hl__embedded_session *session);
 /* Checks that the session's locks still exclude other programs. HL_OK, HL_ECONNECTION. */
@@ -102,5 +113,15 @@ extern const hl_lease_ops hl__embedded_leases;
    HL_ECONNECTION, HL_ESTORE. */
 int hl__embedded_lease_write(hl__embedded_session *session, const hl_request *request,
                              hl_grant *grant, hl_error *error);
+
+/* -------------------------------------------------------------- start.c */
+
+/* hl_store_ops.start */
+int hl__embedded_start(hl_session *session, const hl_request *request, hl_started *started,
+                       hl_error *error);
+/* What a take does once it has the rows: draws the token, and makes a lease of them if the request
+   is for one. */
+int hl__embedded_grant(hl__embedded_session *session, const hl_request *request, hl_grant *grant,
+                       hl_error *error);
 
 #endif

@@ -31,8 +31,9 @@
  *      the tests, checks that.
  *   7. A process that gives back takes the node out of its list, stores FREE, and only then grants
  *      what that claim kept out. So no list has a node that another process may set aside.
- *   8. A granted node has `wake` 1 before the lock is given up. Where the sender dies or stops
- *      before it has woken the waiter, the watcher of the waiter's process finds the grant.
+ *   8. A granted node has `wake` 1, or its process' bell is rung, before the lock is given up. Where
+ *      the sender dies or stops before it has woken the waiter, the waiter's process finds the grant
+ *      when it looks next.
  *   9. A chunk keeps its kind for ever. So what is read as a claim was never text.
  *  10. A lease is there while its `end` is not 0. Refresh, drop and expiry are CASes on that word,
  *      so that one of them is first. It and `used` say whose record it is (HL__STAMP_BITS), and
@@ -54,7 +55,8 @@
  *     lock: 0 to slot + 1, and to 0    that process
  *     lock: of a dead slot to own      who holds MEND of that slot
  *     dir: FREE to owner, and back     the owner, or its mender, by CAS
- *     slot                             its process
+ *     slot                             its process; bell, missed, turn, rung: any process, with
+ *                                      the lock of the node's partition
  *     record: used, end                by CAS; the rest: who made it `used`
  *
  * What is read here was written by others: each index is compared with what there is before it is
@@ -200,6 +202,7 @@ enum hl__shm_flag {
   HL__LEASED = 2,   /* of a lease: `session` is the lease's record, `own` its stamp */
   HL__EXEMPTS = 4,  /* the lease with the stamp `own` is not in its way */
   HL__LASTS = 8,    /* its wait may be a long one */
+  HL__RINGS = 16,   /* no thread sleeps for it: its process' bell tells that it is granted */
 };
 
 typedef struct hl__shm_node {
@@ -306,13 +309,23 @@ typedef struct hl__shm_part {
 } hl__shm_part;
 #define HL__SHM_CONTENDED 0x80000000u
 
+/* Nodes that were granted since the bell's thread looked last. Only hints: the thread looks at the
+   claim. A process that grants a node that RINGS writes it here, then rings the bell, and only then
+   gives the lock up. If it dies before, the rebuilding rings once more. */
+#define HL__SHM_RUNG 32u
+
 typedef struct hl__shm_slot {
   _Alignas(64) hl__a32 state; /* 0: free; 1: a process has it, or had it and is not mended */
   hl__a32 generation;         /* how many processes have had it */
   hl__a64 pid;
   hl__a64 namespace; /* the inode of its pid namespace; 0: not known */
   hl__a64 host[HL__SHM_TEXT(64)];
-  hl__a64 rest[21];
+  hl__a32 bell;   /* a futex: how often it was rung */
+  hl__a32 asleep; /* the bell's thread sleeps, or is about to */
+  hl__a32 missed; /* `rung` had no room: there are more */
+  hl__a32 turn;   /* of `rung` */
+  hl__a32 rung[HL__SHM_RUNG];
+  hl__a64 rest[3];
 } hl__shm_slot;
 
 typedef struct hl__shm_header {

@@ -176,6 +176,21 @@ static void wakes_add(hl__shm_wakes *wakes, hl__a32 *word) {
   wakes->word[wakes->n++] = word;
 }
 
+/* Tells the bell of the process that has the node. */
+static void ring(hl__shm_space *space, uint32_t index, hl__shm_wakes *wakes) {
+  const uint32_t owner =
+      atomic_load(&space->table->dir[index / HL__SHM_PER_CHUNK]) & HL__SHM_UNOWNED;
+  if (owner == 0 || owner >= HL__SHM_SLOTS) return; /* in a damaged file */
+  hl__shm_slot *slot = &space->table->slot[owner];
+  const uint32_t at = atomic_fetch_add(&slot->turn, 1) % HL__SHM_RUNG;
+  uint32_t none = 0;
+  if (!atomic_compare_exchange_strong(&slot->rung[at], &none, index))
+    atomic_store(&slot->missed, 1);
+  (void)atomic_fetch_add(&slot->bell, 1);
+  if (atomic_load(&slot->asleep) && (wakes->n == 0 || wakes->word[wakes->n - 1] != &slot->bell))
+    wakes_add(wakes, &slot->bell);
+}
+
 /* Looks at each holder: those of the node's own session are not in its way, nor are those of the
    lease that it exempts. The exempted lease may end while the node waits, so no count can be kept.
    */
@@ -234,8 +249,12 @@ void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes)
       continue;
     queue_unlink(space, row, index);
     hl__shm_hold_link(space, row, index, mode);
-    wakes_add(wakes, &node->wake);
-    atomic_store(&node->wake, 1);
+    if (node->flags & HL__RINGS) {
+      ring(space, index, wakes);
+    } else {
+      wakes_add(wakes, &node->wake);
+      atomic_store(&node->wake, 1);
+    }
     (void)atomic_fetch_add_explicit(&space->handed, 1, memory_order_relaxed);
   }
 }
@@ -344,7 +363,8 @@ static bool waiters_add(waiters *them, uint32_t index, const hl__shm_node *node)
 }
 
 /* Enters one claim, if it is of the partition. Changes no claim but GONE and LEFT to LOOSE. */
-static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, waiters *them) {
+static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, waiters *them,
+                        hl__shm_wakes *wakes) {
   hl__shm_node *node = hl__shm_node_at(space, index);
   const uint64_t claim = node ? atomic_load(&node->claim) : 0, key = hl__shm_key_of(claim);
   const unsigned state = hl__shm_state_of(claim);
@@ -358,10 +378,14 @@ static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, wai
   hl__shm_row *row =
       node->row ? hl__shm_row_at(space, node->row) : row_make(space, key, &node->row);
   if (!row) return;
-  if (state == HL__HELD)
-    hl__shm_hold_link(space, row, index, hl__shm_mode_of(claim));
-  else if (!waiters_add(them, index, node))
-    hl__shm_queue_link(space, row, index); /* slowly, without memory */
+  if (state == HL__WAIT) {
+    if (!waiters_add(them, index, node))
+      hl__shm_queue_link(space, row, index); /* slowly, without memory */
+    return;
+  }
+  hl__shm_hold_link(space, row, index, hl__shm_mode_of(claim));
+  /* The dead process may have granted it just now. */
+  if (node->flags & HL__RINGS) ring(space, index, wakes);
 }
 
 /* Before the last step it changes nothing that counts; so it can be killed anywhere, and begun
@@ -376,7 +400,7 @@ void hl__shm_rebuild(hl__shm_space *space, uint32_t part) {
   for (uint32_t chunk = 1; chunk < chunks; chunk++) {
     if (atomic_load(&space->table->dir[chunk]) >> 24 != HL__NODES) continue;
     for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++)
-      claim_enter(space, part, chunk * HL__SHM_PER_CHUNK + i, &them);
+      claim_enter(space, part, chunk * HL__SHM_PER_CHUNK + i, &them, &wakes);
   }
   if (them.n) qsort(them.all, them.n, sizeof *them.all, waiter_compare);
   for (size_t i = 0; i < them.n; i++) {

@@ -79,6 +79,7 @@ void hl__embedded_session_close(hl_session *base) {
 void hl__embedded_session_forget(hl_session *base) {
   hl__embedded_session *session = hl__embedded_session_of(base);
   hl__shm_forget(session->table);
+  free(session->start);
   free(session->files);
   free(session);
 }
@@ -128,7 +129,7 @@ void hl__embedded_session_clear(hl__embedded_session *session) { session_release
 
 /* ---------------------------------------------------------- Symfony's files */
 
-static bool is_named(const hl_row *row) { return row->level == HL_LEVEL_NAMED; }
+bool hl__embedded_is_named(const hl_row *row) { return row->level == HL_LEVEL_NAMED; }
 
 /* flock() cannot be woken: the naps between two tries are short. */
 static bool session_nap(void *context, int64_t until) {
@@ -141,7 +142,7 @@ static bool session_nap(void *context, int64_t until) {
   return true;
 }
 
-static bool files_reserve(hl__embedded_session *session, size_t n) {
+bool hl__embedded_files_reserve(hl__embedded_session *session, size_t n) {
   if (session->file_count + n <= session->file_capacity) return true;
   size_t capacity = session->file_capacity + (n < 8 ? 8 : n);
   hl__embedded_file *grown = calloc(capacity, sizeof *grown);
@@ -178,7 +179,20 @@ static int file_take(hl__embedded_session *session, const hl_request *request, c
   return status;
 }
 
+int hl__embedded_file_try(hl__embedded_session *session, const hl_request *request,
+                          const hl_row *row, hl_error *error) {
+  hl_request once = *request;
+  once.try_once = true;
+  return file_take(session, &once, row, error);
+}
+
 /* ----------------------------------------------------------------- taking */
+
+void hl__embedded_session_holds(hl__embedded_session *session) {
+  if (session->holds) return;
+  (void)atomic_fetch_add(&session->table->space->holding, 1u);
+  session->holds = true;
+}
 
 /* Whether the session holds the row in a mode that suffices. */
 static bool is_covered(const hl__shm_session *table, const hl_row *row) {
@@ -211,12 +225,12 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
   const uint32_t notes = table->notes;
   hl_row *missing = NULL;
   hl_request part = *request; /* Symfony's files come last */
-  while (part.n > 0 && is_named(&part.rows[part.n - 1])) part.n--;
+  while (part.n > 0 && hl__embedded_is_named(&part.rows[part.n - 1])) part.n--;
   const size_t named = request->n - part.n, first = part.n;
   part.blocks =
       part.agent && part.blocks && !part.try_once && hl__left_ms(part.deadline) >= HL__SHM_LASTS_MS;
 
-  if (named > 0 && !files_reserve(session, named)) return hl__error_memory(error);
+  if (named > 0 && !hl__embedded_files_reserve(session, named)) return hl__error_memory(error);
   int status = hl__shm_check(table->space, false, error);
   if (status == HL_OK && named > 0)
     status =
@@ -239,9 +253,6 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
     return status;
   }
   if (request->upgrade) hl__shm_tell_mode(table, request->mode);
-  if (!session->holds && request->n > 0) {
-    (void)atomic_fetch_add(&table->space->holding, 1u);
-    session->holds = true;
-  }
+  if (request->n > 0) hl__embedded_session_holds(session);
   return HL_OK;
 }

@@ -101,6 +101,7 @@ int hl__shm_slot_take(hl__shm_space *space, const char *host, hl_error *error) {
     atomic_store(&it->pid, (uint64_t)getpid());
     atomic_store(&it->namespace, space->namespace);
     hl__shm_text_set(it->host, sizeof it->host / sizeof *it->host, host, strlen(host));
+    atomic_store(&it->asleep, 0);
     (void)atomic_fetch_add(&it->generation, 1);
     uint32_t top = atomic_load(&header->slots_top);
     while (top <= i && !atomic_compare_exchange_weak(&header->slots_top, &top, i + 1)) {}

@@ -44,6 +44,8 @@ static void registry_unlock(void) HL__RELEASES(hl__shm_registry) HL__UNCHECKED {
 
 /* Unchecked, as space_new: no other thread has the space. */
 HL__UNCHECKED static void space_free(hl__shm_space *space) {
+  if (!hl__shm_bell_stop(space)) return;
+  hl__shm_bell_free(space);
   hl__shm_watch_free(space);
   if (space->table && space->me && hl__shm_touchable(space))
     hl__shm_slot_leave(space, hl__shm_stock_leave(space));
@@ -161,6 +163,7 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory, char *name,
   space->directory = *directory;
   space->name = name;
   space->break_locks = hl__shm_break;
+  space->end = space_free;
   (void)pthread_mutex_init(&space->mutex, NULL);
   pthread_mutexattr_t again;
   (void)pthread_mutexattr_init(&again);
@@ -170,6 +173,7 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory, char *name,
   int status = hl__shm_map(space, config->layout, error);
   if (status == HL_OK) status = slot_begin(space, config->host, error);
   if (status == HL_OK) status = hl__shm_watch_new(space, error);
+  if (status == HL_OK) status = hl__shm_bell_new(space, error);
   if (status) {
     space_free(space);
     return status;

@@ -63,14 +63,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
 static int rows_take(hl__embedded_session *session, const hl_request *request, hl_grant *grant,
                      hl_error *error) {
   int status = hl__embedded_session_take(session, request, 0, error);
-  if (status) return status;
-  /* After the grant: so the later of two exclusive holders has the greater. */
-  grant->token = hl__shm_token(session->table->space);
-  grant->sent_ms = hl__boot_ms();
-  if (!request->lease) return HL_OK;
-  status = hl__embedded_lease_write(session, request, grant, error);
-  hl__embedded_session_clear(session);
-  return status;
+  return status ? status : hl__embedded_grant(session, request, grant, error);
 }
 
 static int session_take(hl_session *base, const hl_request *request, hl_grant *grant,
@@ -172,6 +165,7 @@ const hl_store_ops hl_store_file = {
     .session_close = hl__embedded_session_close,
     .session_forget = hl__embedded_session_forget,
     .take = session_take,
+    .start = hl__embedded_start,
     .downgrade = session_downgrade,
     .give_back = session_give_back,
     .renew = session_renew,

@@ -19,17 +19,6 @@
 /* Leases in the way of one try whose time is up. */
 #define OVER_MAX 64
 
-/* A take under way. */
-typedef struct taking {
-  hl__shm_session *session;
-  const hl_request *request;
-  uint64_t exempt;
-  uint32_t before; /* what the session had */
-  int64_t deadline;
-  bool lasts; /* it may wait so long that it counts in a circle of those behind it */
-  bool alone; /* no thread watches for it: there is none to be had */
-} taking;
-
 /* Whether what the session has can be given back: also where the name of the directory leads
    elsewhere. */
 static bool is_usable(hl__shm_space *space) {
@@ -259,7 +248,7 @@ static bool wait_end(hl__shm_session *session, uint32_t index) {
 }
 
 /* Until when the sleeper sleeps. */
-static int64_t sleep_until(const taking *self, int64_t lease_ms) {
+static int64_t sleep_until(const hl__shm_taking *self, int64_t lease_ms) {
   int64_t until = hl__shm_now() + (self->alone ? HL__SHM_POLL_NS : AGAIN_NS);
   if (lease_ms != INT64_MAX) {
     int64_t left = lease_ms - hl__shm_boot_ms(self->session->space);
@@ -271,7 +260,8 @@ static int64_t sleep_until(const taking *self, int64_t lease_ms) {
 }
 
 /* Sleeps until the node is granted; HL_OK also where another status was about to come. */
-static int granted_await(const taking *self, uint32_t index, uint64_t key, hl_error *error) {
+static int granted_await(const hl__shm_taking *self, uint32_t index, uint64_t key,
+                         hl_error *error) {
   hl__shm_session *session = self->session;
   hl__shm_space *space = session->space;
   hl__shm_node *node = hl__shm_node_at(space, index);
@@ -303,7 +293,7 @@ static int granted_await(const taking *self, uint32_t index, uint64_t key, hl_er
 
 /* Has observers see which rows the request wants, while it waits for the first of them. Returns the
    record that says so; 0: there is no space. */
-static uint32_t rows_tell(const taking *self) {
+static uint32_t rows_tell(const hl__shm_taking *self) {
   hl__shm_space *space = self->session->space;
   hl__shm_record *note = hl__shm_record_at(space, self->session->note);
   uint32_t number = note ? hl__shm_record_get(space) : 0;
@@ -321,23 +311,23 @@ static uint32_t rows_tell(const taking *self) {
   return number;
 }
 
-static void rows_tell_no_more(const taking *self, uint32_t number) {
+static void rows_tell_no_more(const hl__shm_taking *self, uint32_t number) {
   hl__shm_record *note = hl__shm_record_at(self->session->space, self->session->note);
   if (!number || !note || !is_usable(self->session->space)) return;
   atomic_store(&note->first, 0);
   hl__shm_record_put(self->session->space, number);
 }
 
-static int row_wait(const taking *self, uint32_t index, const hl_row *row, hl_error *error) {
+static uint64_t held_of(const hl_row *row) {
+  return hl__shm_claim(hl__shm_key((uint32_t)row->bucket, row->level), row->mode, HL__HELD);
+}
+
+/* The wait for the row has ended so; HL_OK: it was granted. Returns how the take goes on. */
+static int row_waited(const hl__shm_taking *self, uint32_t index, const hl_row *row, uint32_t told,
+                      int status, hl_error *error) {
   hl__shm_session *session = self->session;
-  const uint64_t held =
-      hl__shm_claim(hl__shm_key((uint32_t)row->bucket, row->level), row->mode, HL__HELD);
-  taking own = *self;
-  own.alone = hl__shm_watch_enter(session, NULL) != HL_OK;
-  const uint32_t told = rows_tell(&own);
-  int status = granted_await(&own, index, hl__shm_key_of(held), error);
-  rows_tell_no_more(&own, told);
-  if (!own.alone) hl__shm_watch_leave(session);
+  const uint64_t held = held_of(row);
+  rows_tell_no_more(self, told);
   atomic_store(&session->waits, 0);
   if (!is_usable(session->space))
     return status ? status : hl__shm_gone_error(session->space, error);
@@ -355,10 +345,21 @@ static int row_wait(const taking *self, uint32_t index, const hl_row *row, hl_er
   return status == HL_TIMEOUT ? HL_OK : status;
 }
 
+static int row_wait(const hl__shm_taking *self, uint32_t index, const hl_row *row,
+                    hl_error *error) {
+  hl__shm_session *session = self->session;
+  hl__shm_taking own = *self;
+  own.alone = hl__shm_watch_enter(session, NULL) != HL_OK;
+  const uint32_t told = rows_tell(&own);
+  int status = granted_await(&own, index, hl__shm_key_of(held_of(row)), error);
+  if (!own.alone) hl__shm_watch_leave(session);
+  return row_waited(&own, index, row, told, status, error);
+}
+
 /* ----------------------------------------------------------------- taking */
 
 /* How many claims of the row the session has, by mode; 255 where it has more. */
-static uint64_t own_counts(const taking *self, uint64_t key) {
+static uint64_t own_counts(const hl__shm_taking *self, uint64_t key) {
   uint64_t own = 0;
   for (uint32_t k = 0; k < self->before; k++) {
     const uint64_t claim = self->session->held[k].claim;
@@ -380,7 +381,8 @@ static bool must_wait(hl__shm_space *space, hl__shm_row *row, const hl__shm_node
 
 /* Enters a claim of the row. HL_OK: it is held; HL__UNFREE: it is not free, and if *waits, the node
    is in the queue; else as hl__shm_take. */
-static int row_enter(const taking *self, const hl_row *want, uint32_t *waits, hl_error *error) {
+static int row_enter(const hl__shm_taking *self, const hl_row *want, uint32_t *waits,
+                     hl_error *error) {
   hl__shm_session *session = self->session;
   hl__shm_space *space = session->space;
   const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);
@@ -392,13 +394,14 @@ static int row_enter(const taking *self, const hl_row *want, uint32_t *waits, hl
   if (!node) goto full;
   node->own = self->exempt ? self->exempt : own;
   node->flags = (own || self->exempt ? HL__CONVERTS : 0u) | (self->exempt ? HL__EXEMPTS : 0u) |
-                (self->lasts ? HL__LASTS : 0u);
+                (self->lasts ? HL__LASTS : 0u) | (session->ear ? HL__RINGS : 0u);
   atomic_store_explicit(&node->session, session->record, memory_order_relaxed);
   atomic_store_explicit(&node->note, session->note, memory_order_relaxed);
   int status = hl__shm_part_try(space, part)
                    ? HL_OK
-                   : hl__shm_part_wait(space, part,
-                                       try_once ? hl__shm_now() + TRY_NS : self->deadline, error);
+                   : hl__shm_part_wait(
+                         space, part,
+                         try_once || session->ear ? hl__shm_now() + TRY_NS : self->deadline, error);
   if (status) {
     hl__shm_node_put(session, index);
     return status;
@@ -439,7 +442,7 @@ full:
 }
 
 /* Tries once more, after the dead and the leases whose time is up are out of the way. */
-static int row_retry(const taking *self, const hl_row *want, hl_error *error) {
+static int row_retry(const hl__shm_taking *self, const hl_row *want, hl_error *error) {
   hl__shm_space *space = self->session->space;
   const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);
   uint32_t waits;
@@ -451,7 +454,7 @@ static int row_retry(const taking *self, const hl_row *want, hl_error *error) {
   return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
 }
 
-static int row_take(const taking *self, const hl_row *want, hl_error *error) {
+static int row_take(const hl__shm_taking *self, const hl_row *want, hl_error *error) {
   uint32_t waits = 0;
   int status = row_enter(self, want, &waits, error);
   /* A try does not wait so long for a partition that it would break the lock of a dead process. */
@@ -465,33 +468,116 @@ static int row_take(const taking *self, const hl_row *want, hl_error *error) {
   return status;
 }
 
-int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t exempt,
-                 hl_error *error) {
+int hl__shm_take_begin(hl__shm_taking *self, hl_error *error) {
+  hl__shm_session *session = self->session;
   hl__shm_space *space = session->space;
-  const taking self = {.session = session,
-                       .request = request,
-                       .exempt = exempt,
-                       .before = session->n,
-                       .deadline = hl__shm_ns(request->deadline),
-                       .lasts = hl__left_ms(request->deadline) >= HL__SHM_LASTS_MS};
+  self->before = session->n;
+  self->deadline = hl__shm_ns(self->request->deadline);
+  self->lasts = hl__left_ms(self->request->deadline) >= HL__SHM_LASTS_MS;
   int status = hl__shm_check(space, false, error);
   if (status) return status;
   if (__builtin_expect(atomic_load_explicit(&space->late_count, memory_order_relaxed) != 0, 0))
     hl__shm_late_do(space);
-  if (!held_reserve(session, request->n) || !agent_set(session, request->agent))
+  if (!held_reserve(session, self->request->n) || !agent_set(session, self->request->agent))
     return hl__error_memory(error);
-  for (size_t i = 0; i < request->n && status == HL_OK; i++)
-    status = row_take(&self, &request->rows[i], error);
+  return HL_OK;
+}
+
+static int take_end(const hl__shm_taking *self, int status, hl_error *error) {
+  hl__shm_space *space = self->session->space;
   /* It has become known meanwhile that the rows keep no newcomer out. */
   if (status == HL_OK && __builtin_expect(atomic_load(&space->gone), 0))
     status = hl__shm_gone_error(space, error);
-  if (status) hl__shm_give_back(session, self.before);
+  if (status) hl__shm_give_back(self->session, self->before);
+  return status;
+}
+
+int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t exempt,
+                 hl_error *error) {
+  hl__shm_taking self = {.session = session, .request = request, .exempt = exempt};
+  int status = hl__shm_take_begin(&self, error);
+  if (status) return status;
+  for (size_t i = 0; i < request->n && status == HL_OK; i++)
+    status = row_take(&self, &request->rows[i], error);
+  status = take_end(&self, status, error);
   atomic_store_explicit(&session->cancelled, false, memory_order_relaxed);
   return status;
 }
 
+/* ------------------------------------------------------------ not blocking */
+
+/* How long the bell's thread goes on with leases in one row's way. */
+#define LEASES_NS TRY_NS
+
+/* Whether the node is granted: HL_OK. HL__UNFREE: it waits, until `ear->until`. */
+static int granted_look(const hl__shm_taking *self, hl__shm_ear *ear, uint64_t key,
+                        hl_error *error) {
+  hl__shm_session *session = self->session;
+  hl__shm_space *space = session->space;
+  if (atomic_load(&space->gone)) return hl__shm_gone_error(space, error);
+  const hl__shm_node *node = hl__shm_node_at(space, ear->node);
+  const int64_t begun = hl__shm_now();
+  int64_t lease_ms = INT64_MAX;
+  if (!node || hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
+  do lease_ms = hl__shm_leases_look(space, key, begun + LEASES_NS);
+  while (lease_ms == 0 && hl__shm_now() < begun + LEASES_NS);
+  if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
+  if (atomic_load(&session->cancelled))
+    return hl__error(error, HL_CANCELLED, "the wait was cancelled");
+  const int64_t now = hl__shm_now();
+  if (now > self->deadline) return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
+  int64_t until = self->deadline < INT64_MAX ? self->deadline + 1 : INT64_MAX;
+  if (lease_ms != INT64_MAX) {
+    const int64_t left = hl__between_ms(hl__shm_boot_ms(space), lease_ms) + 1;
+    const int64_t end = now + hl__shm_ns(left > 0 ? left : 0);
+    if (left < INT64_MAX / 1000000 && end < until) until = end;
+  }
+  ear->until = until;
+  return HL__UNFREE;
+}
+
+/* The next row. HL__UNFREE: it waits for it. */
+static int row_go(hl__shm_taking *self, hl__shm_ear *ear, hl_error *error) {
+  const hl_row *row = &self->request->rows[self->i];
+  int status = HL__UNFREE;
+  if (!ear->node) {
+    status = row_enter(self, row, &ear->node, error);
+    /* A process is stopped inside: the ear comes again. */
+    const int64_t now = hl__shm_now();
+    if (status == HL_TIMEOUT && now <= self->deadline && !atomic_load(&self->session->cancelled)) {
+      const int64_t again = now + HL__SHM_POLL_NS;
+      ear->until = again <= self->deadline ? again : self->deadline + 1;
+      return HL__UNFREE;
+    }
+    if (status == HL__UNFREE) self->told = rows_tell(self);
+  }
+  if (status == HL__UNFREE) {
+    status = granted_look(self, ear, hl__shm_key_of(held_of(row)), error);
+    if (status == HL__UNFREE) return status;
+    const uint32_t node = ear->node;
+    ear->node = 0;
+    status = row_waited(self, node, row, self->told, status, error);
+    self->told = 0;
+  }
+  if (status && error) {
+    error->level = row->level;
+    error->bucket = (uint32_t)row->bucket;
+  }
+  return status;
+}
+
+int hl__shm_take_go(hl__shm_taking *self, hl__shm_ear *ear, hl_error *error) {
+  int status = HL_OK;
+  while (status == HL_OK && self->i < self->request->n) {
+    status = row_go(self, ear, error);
+    if (status == HL_OK) self->i++;
+  }
+  return status == HL__UNFREE ? status : take_end(self, status, error);
+}
+
 void hl__shm_cancel(hl__shm_session *session) {
   atomic_store(&session->cancelled, true);
+  hl__shm_bell_call(session);
   hl__shm_space *space = session->space;
   if (hl__shm_check(space, false, NULL) != HL_OK) return;
   hl__shm_node *node = hl__shm_node_at(space, atomic_load(&session->waits));

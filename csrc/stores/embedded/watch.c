@@ -32,6 +32,7 @@ typedef struct hl__shm_watch {
   bool closing HL__GUARDED_BY(hl__shm_space_mutex);
   bool asleep HL__GUARDED_BY(hl__shm_space_mutex); /* only `event` wakes it */
   hl__shm_session *sleepers HL__GUARDED_BY(hl__shm_space_mutex);
+  bool bell HL__GUARDED_BY(hl__shm_space_mutex); /* something waits for the bell (bell.c) */
   /* The thread's own. */
   bool blind; /* some process cannot be watched */
   bool poor;  /* for want of a descriptor: it tries again */
@@ -106,7 +107,7 @@ static void watched_open(hl__shm_space *space) {
   hl__shm_sweep(space, true, hl__shm_now() + MEND_NS);
 }
 
-/* Wakes those that were granted, or all. */
+/* Wakes those that were granted, or all. The bell's thread looks by itself. */
 static void sleepers_wake(hl__shm_space *space, bool all) {
   hl__shm_space_lock(space);
   for (hl__shm_session *session = space->watch->sleepers; session; session = session->next) {
@@ -163,8 +164,8 @@ static void *run(void *context) {
     (void)!read(watch->event, &events, sizeof events);
     hl__shm_space_lock(space);
     bool closing = watch->closing;
-    watch->asleep =
-        !watch->sleepers && (atomic_load(&space->late_count) == 0 || atomic_load(&space->gone));
+    watch->asleep = !watch->sleepers && !watch->bell &&
+                    (atomic_load(&space->late_count) == 0 || atomic_load(&space->gone));
     bool asleep = watch->asleep;
     hl__shm_space_unlock(space);
     if (closing) break;
@@ -193,6 +194,15 @@ static int thread_start(hl__shm_space *space, hl_error *error) HL__REQUIRES(hl__
   return HL_OK;
 }
 
+/* Has the thread watch, where it sleeps, or does not watch a process that has come since. */
+static void attend(hl__shm_space *space) HL__REQUIRES(hl__shm_space_mutex) {
+  hl__shm_watch *watch = space->watch;
+  if (!watch->asleep && atomic_load(&watch->opened) == atomic_load(&space->table->header.opened))
+    return;
+  watch->asleep = false;
+  kick(watch);
+}
+
 int hl__shm_watch_enter(hl__shm_session *session, hl_error *error) {
   hl__shm_space *space = session->space;
   hl__shm_watch *watch = space->watch;
@@ -203,11 +213,7 @@ int hl__shm_watch_enter(hl__shm_session *session, hl_error *error) {
     session->next = watch->sleepers;
     if (session->next) session->next->previous = session;
     watch->sleepers = session;
-    /* The thread sleeps, or does not watch a process that has come since. */
-    if (watch->asleep || atomic_load(&watch->opened) != atomic_load(&space->table->header.opened)) {
-      watch->asleep = false;
-      kick(watch);
-    }
+    attend(space);
   }
   hl__shm_space_unlock(space);
   return status;
@@ -220,6 +226,15 @@ void hl__shm_watch_leave(hl__shm_session *session) {
   if (session->next) session->next->previous = session->previous;
   session->next = session->previous = NULL;
   hl__shm_space_unlock(session->space);
+}
+
+bool hl__shm_watch_bell(hl__shm_space *space, bool waits) {
+  hl__shm_space_lock(space);
+  bool watched = !waits || thread_start(space, NULL) == HL_OK;
+  space->watch->bell = waits && watched;
+  if (space->watch->bell) attend(space);
+  hl__shm_space_unlock(space);
+  return watched;
 }
 
 void hl__shm_watch_kick(hl__shm_space *space) {
