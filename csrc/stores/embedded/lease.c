@@ -468,7 +468,7 @@ static int rows_compare(const grip *self, const hl_request *request, hl_error *e
   }
   if (!at && met == request->n) return HL_OK;
   if (atomic_load(&self->lease->base.end) == 0) return over_error(self->lease, error);
-  return hl__record_refuse(HL__RECORD_MISMATCH, NULL, error);
+  return hl__record_refuse(HL__RECORD_MISMATCH, &(hl__record){HL__RECORD_FITS}, error);
 }
 
 static int adopt(hl__embedded_session *session, const grip *self, const hl_request *request,

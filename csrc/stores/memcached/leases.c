@@ -389,7 +389,7 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   if (status == HL_OK && atomic_load(&session->wakeup.interrupted))
     status = hl__error(error, HL_CANCELLED, "the import was interrupted");
   if (status == HL_OK && !hl__replaces(self->terms, entry->holder, grant))
-    status = hl__record_refuse(HL__RECORD_IMPORTED, NULL, error);
+    status = hl__record_refuse(HL__RECORD_IMPORTED, &(hl__record){HL__RECORD_FITS}, error);
   if (status == HL_OK) {
     memcpy(entry->holder, self->terms->holder, sizeof entry->holder);
     grant->token = entry->token;

@@ -174,7 +174,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
       status = hl__error(error, HL_CANCELLED, "the import was interrupted");
     hl__id_read(holder, found);
     if (status == HL_OK && token < 0 && !hl__replaces(request->lease, found, grant))
-      status = hl__record_refuse(HL__RECORD_IMPORTED, NULL, error);
+      status = hl__record_refuse(HL__RECORD_IMPORTED, &(hl__record){HL__RECORD_FITS}, error);
   }
   if (status) return status;
   grant->token = (uint64_t)token << 8;
