@@ -10,6 +10,7 @@
 /*** @module hierlock */
 #include "hll.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -138,6 +139,7 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
   if (r.positions && r.named) hll_misuse(L, "target mixes positions and names");
   unsigned levels = hl_layout_levels(r.layout);
   unsigned n = 0;
+  assert(levels > 0);
   while (n < levels && (r.given >> n & 1u)) n++;
   if (!lua_isnil(L, r.list)) {
     if (r.given >> (levels - 1) & 1u)

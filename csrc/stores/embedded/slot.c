@@ -37,7 +37,8 @@ static char process_state(pid_t pid) {
   text[n > 0 ? n : 0] = '\0';
   /* The program's name stands in parentheses, and may contain some. */
   const char *rest = strrchr(text, ')');
-  return rest && rest[1] == ' ' ? rest[2] : '\0';
+  if (!rest || rest[1] != ' ') return '\0';
+  return rest[2];
 }
 
 bool hl__shm_is_dead(hl__shm_space *space, uint32_t slot) {
@@ -54,7 +55,8 @@ pid_t hl__shm_slot_pid(const hl__shm_space *space, const hl__shm_slot *slot) {
 bool hl__shm_is_stopped(const hl__shm_space *space, uint32_t slot) {
   if (slot >= HL__SHM_SLOTS) return false;
   const pid_t pid = hl__shm_slot_pid(space, &space->table->slot[slot]);
-  const char state = pid ? process_state(pid) : '\0';
+  if (!pid) return false;
+  const char state = process_state(pid);
   return state == 'T' || state == 't';
 }
 
