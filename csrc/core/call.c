@@ -286,12 +286,19 @@ static bool repairs(const hl__call *call, const hl__connection *connection, bool
   return (first || silent) && !is_unwanted(call) && hl__left_ms(limit) > 0;
 }
 
-/* On HL_OK the lock holds what the request says; otherwise nothing is held. Model:
-   acquire.pml, line.pml, hold. */
-static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, hl_error *error)
+/* How an acquisition tries, and tries again. */
+typedef struct attempts {
+  int64_t deadline, limit; /* a store that hangs gets no more than the limit */
+  bool repaired;           /* its connection had ended, and it goes on with a fresh one */
+  bool dropping;           /* a try awaits deletions, once */
+  uint64_t put;
+  hl__connection *connection; /* of the present try */
+  hl_grant *grant;
+} attempts;
+
+static int attempts_begin(hl__call *call, int64_t deadline, attempts *self, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
-  bool scarce = manager->ops->traits.scarce;
   if (call->lease && !manager->store->leases) return hl__lease_unsupported(manager, error);
   if (manager->ops->traits.expires || (call->lease && call->lease->refreshes)) {
     int status = hl__keeper_start(manager, error);
@@ -300,51 +307,87 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
   /* A try must not fail on a lease that this process has released but not deleted yet: it waits for
      those deletions, then tries once more. */
   uint64_t put = manager->drops_put;
-  bool dropping = manager->ops->traits.blocks && manager->drops_gone < put;
-  const int64_t limit = answer_by(call, deadline); /* a store that hangs gets no more */
-  for (bool repaired = false;;) {
-    hl_grant grant = {0};
-    hl__connection *connection;
-    int status =
-        connection_take(call, request, repaired, repaired ? limit : deadline, &connection, error);
+  *self = (attempts){.deadline = deadline,
+                     .limit = answer_by(call, deadline),
+                     .dropping = manager->ops->traits.blocks && manager->drops_gone < put,
+                     .put = put};
+  return HL_OK;
+}
+
+/* The store has answered with that status; where the call was not wanted any more, it was perhaps
+   not asked. HL_OK: the lock holds what the request says; HL__AGAIN: to be tried again; otherwise
+   nothing is held. Model: acquire.pml, line.pml, hold. */
+static int attempt_end(hl__call *call, const hl_request *request, attempts *self, int status,
+                       hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = call->manager;
+  hl__connection *connection = self->connection;
+  const hl_grant *grant = self->grant;
+  call->connection = NULL; /* no thread interrupts it any more */
+  bool wanted = !is_unwanted(call);
+  bool overrun = connection->overrun; /* the keeper has ended its session */
+  if (wanted && status == HL_OK && !overrun) return granted(call, connection, grant, error);
+  bool recorded = record_stays(call, connection, grant, status);
+  /* So that no other call takes its room before it tries again. */
+  if (wanted && call->by_worker && manager->ops->traits.scarce)
+    hl__pool_reserve(manager, &call->reserved);
+  if (!wanted || overrun || status == HL_ECONNECTION) {
+    bool again = repairs(call, connection, self->repaired, self->limit);
+    hl__pool_discard(manager, connection);
+    /* The record may be there, and would keep the next try out. */
+    if (call->lease && !call->adopts) call->lease->terms.place = grant->place;
+    if (recorded && grant->sent_ms && hl__lease_recall(call->lease, self->limit) != HL_OK)
+      again = false;
+    if (!wanted) return hl__manager_closed_error(error);
+    if (overrun) return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
+    if (!again || hl__left_ms(self->limit) == 0) return status;
+    self->repaired = true;
+    if (call->lease && (status = hl__lease_redraw(call->lease, call->adopts, error)) != HL_OK)
+      return status;
+    hl__manager_event(manager, HL__CONNECTION_REPAIRED, 0, 0);
+    return HL__AGAIN;
+  }
+  hl__pool_put(manager, connection);
+  if (status == HL__BEHIND_UPDATE) return status;
+  if (status == HL_TIMEOUT && !request->try_once && hl__left_ms(self->deadline) > 0)
+    return HL__AGAIN; /* only a piece has ended */
+  if (status != HL_TIMEOUT || !request->try_once || !self->dropping) return status;
+  hl__leases_drops_await(manager, self->put, self->limit);
+  self->dropping = false;
+  return HL__AGAIN;
+}
+
+static int attempt_connect(hl__call *call, const hl_request *request, attempts *self,
+                           hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  *self->grant = (hl_grant){0};
+  return connection_take(call, request, self->repaired,
+                         self->repaired ? self->limit : self->deadline, &self->connection, error);
+}
+
+/* From now on the store has the request. False: it is not wanted any more. */
+static bool attempt_begin(hl__call *call, hl_request *request, attempts *self)
+    HL__REQUIRES(hl__manager_mutex) {
+  return piece_begin(call, self->connection, self->deadline, HL_FOREVER, self->limit, request);
+}
+
+/* On HL_OK the lock holds what the request says; otherwise nothing is held. */
+static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  attempts self;
+  hl_grant grant;
+  int status = attempts_begin(call, deadline, &self, error);
+  if (status) return status;
+  self.grant = &grant;
+  do {
+    status = attempt_connect(call, request, &self, error);
     if (status) return status;
     /* Connecting took all the time that there was: the store is asked, once. */
     if (hl__left_ms(deadline) == 0) request->try_once = true;
-
-    bool wanted = piece_begin(call, connection, deadline, HL_FOREVER, limit, request);
-    if (wanted)
+    if (attempt_begin(call, request, &self))
       status = call->adopts ? piece_adopt(call, request, &grant, error)
                             : piece_run(call, request, &grant, error);
-    call->connection = NULL; /* no thread interrupts it any more */
-    wanted = wanted && !is_unwanted(call);
-    bool overrun = connection->overrun; /* the keeper has ended its session */
-    if (wanted && status == HL_OK && !overrun) return granted(call, connection, &grant, error);
-    bool recorded = record_stays(call, connection, &grant, status);
-    /* So that no other call takes its room before it tries again. */
-    if (wanted && call->by_worker && scarce) hl__pool_reserve(manager, &call->reserved);
-    if (!wanted || overrun || status == HL_ECONNECTION) {
-      bool again = repairs(call, connection, repaired, limit);
-      hl__pool_discard(manager, connection);
-      /* The record may be there, and would keep the next try out. */
-      if (call->lease && !call->adopts) call->lease->terms.place = grant.place;
-      if (recorded && grant.sent_ms && hl__lease_recall(call->lease, limit) != HL_OK) again = false;
-      if (!wanted) return hl__manager_closed_error(error);
-      if (overrun) return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
-      if (!again || hl__left_ms(limit) == 0) return status;
-      repaired = true;
-      if (call->lease && (status = hl__lease_redraw(call->lease, call->adopts, error)) != HL_OK)
-        return status;
-      hl__manager_event(manager, HL__CONNECTION_REPAIRED, 0, 0);
-      continue;
-    }
-    hl__pool_put(manager, connection);
-    if (status == HL__BEHIND_UPDATE) return status;
-    if (status == HL_TIMEOUT && !request->try_once && hl__left_ms(deadline) > 0)
-      continue; /* only a piece has ended */
-    if (status != HL_TIMEOUT || !request->try_once || !dropping) return status;
-    hl__leases_drops_await(manager, put, limit);
-    dropping = false;
-  }
+    status = attempt_end(call, request, &self, status, error);
+  } while (status == HL__AGAIN);
+  return status;
 }
 
 /* Runs acquire_rows, and once more if the store sends it behind an update lock. */
@@ -375,6 +418,80 @@ int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error) {
   call->lock->waited = hl__now_ms() - call->start;
   if (status == HL_TIMEOUT) timeout_say(error, plan, timeout);
   return status;
+}
+
+/* ------------------------------------------------------- without a thread */
+
+/* An acquisition that the store has, and calls back. */
+typedef struct flight {
+  hl_started base;
+  hl__call *call;
+  hl_request request;
+  attempts attempts;
+  char path[256];
+} flight;
+
+/* HL__UNFREE: the store has it, or has called back already, so that it may not be there any more.
+   Else it has ended. */
+static int flight_go(flight *self) HL__REQUIRES(hl__manager_mutex) {
+  hl__call *call = self->call;
+  hl_manager *manager = call->manager;
+  hl_error *error = &self->base.error;
+  int status;
+  do {
+    status = attempt_connect(call, &self->request, &self->attempts, error);
+    if (status) return status;
+    if (attempt_begin(call, &self->request, &self->attempts)) {
+      hl_session *session = self->attempts.connection->session;
+      hl__manager_mutex_unlock(manager);
+      status = manager->ops->start(session, &self->request, &self->base, error);
+      hl__manager_mutex_lock(manager);
+      if (status == HL_OK) return HL__UNFREE;
+    }
+    status = attempt_end(call, &self->request, &self->attempts, status, error);
+  } while (status == HL__AGAIN);
+  return status;
+}
+
+/* Ends the flight. */
+static int flight_end(flight *self, int status, hl_error *error) {
+  hl__call *call = self->call;
+  call->lock->waited = hl__now_ms() - call->start;
+  *error = self->base.error;
+  if (status == HL_TIMEOUT) timeout_say(error, call->lock->plan, call->timeout);
+  free(self);
+  return status;
+}
+
+/* hl_started.done */
+static void flight_done(hl_started *base, int status) {
+  flight *self = (flight *)(void *)base;
+  hl__call *call = self->call;
+  hl_manager *manager = call->manager;
+  hl_error error;
+  (void)atomic_fetch_add(&manager->references, 1u); /* the call's may go meanwhile */
+  hl__manager_mutex_lock(manager);
+  status = attempt_end(call, &self->request, &self->attempts, status, &self->base.error);
+  if (status == HL__AGAIN) status = flight_go(self);
+  hl__manager_mutex_unlock(manager);
+  if (status != HL__UNFREE) {
+    status = flight_end(self, status, &error);
+    call->ended(call, status, &error);
+  }
+  hl__manager_leave(manager);
+}
+
+int hl__call_start(hl__call *call, hl_error *error) {
+  flight *self = malloc(sizeof *self);
+  if (!self) return hl__error_memory(error);
+  self->base.done = flight_done;
+  self->base.error.status = HL_OK;
+  self->call = call;
+  request_fill(&self->request, call, call->lock->plan, call->timeout, self->path);
+  int status = attempts_begin(call, call->deadline, &self->attempts, &self->base.error);
+  self->attempts.grant = &self->base.grant;
+  if (status == HL_OK) status = flight_go(self);
+  return status == HL__UNFREE ? status : flight_end(self, status, error);
 }
 
 /* Waits for the calling thread's place in line. A call that does not wait has no place. */

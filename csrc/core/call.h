@@ -42,6 +42,8 @@ typedef struct hl__call {
   /* A worker makes it, and others may give it up meanwhile: the store must then be
      told. */
   bool by_worker;
+  /* What hl__call_start has begun ends so. The error is the caller's. */
+  void (*ended)(struct hl__call *call, int status, const hl_error *error);
   bool in_line; /* it has a place there: it waits at all */
   hl__waiter waiter;
   /* In the store's hands now: to be interrupted. */
@@ -60,6 +62,11 @@ int hl__call_make(hl__call *call, hl_error *error);
 /* Makes the part of a call from the connection on, until timeout ms after its start. The call has
    its place in line. Counts nothing. */
 int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error);
+/* As hl__call_acquire, where the store has `start`: gives the mutex back meanwhile, but never
+   blocks. HL__UNFREE: call->ended is called later, by a thread of the store's and without a mutex,
+   perhaps before this returns; so the call may not be there any more. HL_BUSY: no thread can be
+   started now. */
+int hl__call_start(hl__call *call, hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* An acquisition ends so: counts it. Returns for how long it has waited, in ms. */
 int64_t hl__call_ends(hl__call *call, int status) HL__REQUIRES(hl__manager_mutex);
 /* Allocates what a call on a held lock needs before it blocks: the extension by `plan` (HL__EXTEND)

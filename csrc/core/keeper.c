@@ -137,7 +137,8 @@ static void *keeper_main(void *argument) {
       continue;
     }
     /* Without connections it sleeps until there is one. */
-    hl__manager_wait(&manager->keeper.wakeup, manager, manager->keeper.next);
+    if (!manager->keeper.stops) /* it may have come while the mutex was free */
+      hl__manager_wait(&manager->keeper.wakeup, manager, manager->keeper.next);
   }
   hl__manager_mutex_unlock(manager);
   if (manager->ops->thread_end) manager->ops->thread_end();

@@ -19,8 +19,8 @@
    a mutex again at once would starve the threads that wait for it. */
 #define EXPIRE_PIECE 128
 #define GIVE_WAY_NS 50000
-/* The most parked waiters to try in one round. */
-#define ASK_MAX 64
+/* So many go to the store in one piece, from a thread that is no keeper. */
+#define GO_SOME 16
 /* The pause before a thread is started again, after that failed. */
 #define THREADS_AGAIN_MS 20
 /* A request that is no member of a class searches it backwards for the last member that came before
@@ -269,7 +269,7 @@ static bool has_loose(const hl__line *line) {
 void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   hl__line *line = &manager->line;
   waiter->turn = NULL;
-  waiter->timed.in = waiter->in_parked = false;
+  waiter->timed.in = false;
   waiter->arrival = ++line->arrivals;
   hl__list_init(&waiter->node);
   hl__member *behind = find(line, waiter->plan, waiter->arrival, NULL, false);
@@ -318,13 +318,6 @@ static void member_leave(hl__line *line, hl__member *member, bool granted)
     succeed(line, member);
 }
 
-static void parked_remove(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
-  if (line->next_asked == &waiter->node) line->next_asked = waiter->node.next;
-  waiter->in_parked = false;
-  line->parked_count--;
-  hl__list_remove(&waiter->node);
-}
-
 void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
   hl__line *line = &manager->line;
   if (waiter->next)
@@ -336,15 +329,7 @@ void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
   else
     line->first = waiter->next;
   heap_remove(line, waiter);
-  if (waiter->place == HL__TRIED) line->trying--;
-  if (waiter->place == HL__AT_STORE && waiter->ops && !manager->ops->traits.scarce) {
-    line->waiting--;
-    line->short_of_threads = false; /* its worker is free */
-  }
-  if (waiter->in_parked)
-    parked_remove(line, waiter);
-  else
-    hl__list_remove(&waiter->node);
+  hl__list_remove(&waiter->node);
   for (unsigned i = 0; i < waiter->member_count; i++)
     if (waiter->members[i].next) member_leave(line, &waiter->members[i], granted);
   waiter->member_count = 0;
@@ -379,40 +364,29 @@ int hl__line_wait(hl_manager *manager, hl__waiter *waiter) {
 
 /* The waiter that goes next; NULL: none may. Model: line.pml, advance. */
 static hl__waiter *next_to_go(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
-  hl__line *line = &manager->line;
-  hl__waiter *ready = hl__list_empty(&line->ready) ? NULL : waiter_of(line->ready.next);
-  if (manager->ops->traits.scarce) return hl__pool_has_room(manager) ? ready : NULL;
-  if (line->trying > 0) return NULL;
-  /* None is being tried, so all of these are PARKED. If there is a place, the first of them goes
-     before newcomers, or these would take each place that becomes free. */
-  if (line->parked_count > 0 && line->waiting < manager->pool_size && !line->short_of_threads)
-    return waiter_of(line->parked.next);
-  if (ready || line->parked_count == 0) return ready;
-  if (line->asks == 0) return NULL;
-  line->asks--;
-  if (line->next_asked == &line->parked) line->next_asked = line->parked.next;
-  hl__waiter *asked = waiter_of(line->next_asked);
-  line->next_asked = line->next_asked->next;
-  return asked;
+  const hl__line *line = &manager->line;
+  if (manager->closed || hl__list_empty(&line->ready) || !hl__pool_has_room(manager)) return NULL;
+  return waiter_of(line->ready.next);
 }
 
 /* False: no thread can be started now. */
 static bool send(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
-  hl__place before = waiter->place;
-  waiter->place = manager->ops->traits.scarce ? HL__AT_STORE : HL__TRIED;
-  if (!waiter->ops->send(waiter)) {
-    waiter->place = before;
-    line->short_of_threads = true;
-    hl__manager_hurry(manager, hl__now_ms() + THREADS_AGAIN_MS);
-    return false;
-  }
-  if (before == HL__READY) hl__list_remove(&waiter->node);
-  if (waiter->place == HL__TRIED)
-    line->trying++;
-  else
-    heap_remove(line, waiter);
-  return true;
+  hl__list_remove(&waiter->node);
+  heap_remove(line, waiter);
+  waiter->place = HL__AT_STORE;
+  if (waiter->ops->send(waiter)) return true;
+  waiter->place = HL__READY;
+  hl__list_add(line->ready.next, &waiter->node); /* the first again */
+  heap_add(line, waiter);
+  line->short_of_threads = true;
+  hl__manager_hurry(manager, hl__now_ms() + THREADS_AGAIN_MS);
+  return false;
+}
+
+/* Whether waiters may go that no thread is about to send. */
+static bool has_idle(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
+  return manager->line.going == 0 && !manager->line.short_of_threads && next_to_go(manager);
 }
 
 static void advance(hl_manager *manager, unsigned most) HL__REQUIRES(hl__manager_mutex) {
@@ -420,6 +394,10 @@ static void advance(hl_manager *manager, unsigned most) HL__REQUIRES(hl__manager
   if (manager->closed) return;
   settle(line, most);
   if (has_loose(line)) hl__manager_hurry(manager, 0);
+  if (manager->ops->start) {
+    if (has_idle(manager)) hl__manager_hurry(manager, 0);
+    return;
+  }
   hl__waiter *waiter;
   while ((waiter = next_to_go(manager)) && send(manager, waiter)) continue;
 }
@@ -429,34 +407,18 @@ void hl__line_advance(hl_manager *manager) {
   advance(manager, manager->keeper.runs ? SETTLE_SOME : UINT32_MAX);
 }
 
-bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
+static void go(hl_manager *manager, unsigned most) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
-  line->trying--;
-  bool place = line->waiting < manager->pool_size &&
-               (hl__list_empty(&line->parked) || line->parked.next == &waiter->node);
-  /* A further worker must be left, to try the others. */
-  if (place && hl__worker_spare(manager)) {
-    if (waiter->in_parked) parked_remove(line, waiter);
-    heap_remove(line, waiter);
-    waiter->place = HL__AT_STORE;
-    line->waiting++;
-  } else {
-    if (place) line->short_of_threads = true;
-    hl__worker_comes(manager); /* the worker that tried it */
-    waiter->place = HL__PARKED;
-    if (!waiter->in_parked) {
-      waiter->in_parked = true;
-      line->parked_count++;
-      hl__list_add(&line->parked, &waiter->node);
-    }
-    heap_add(line, waiter);
-    int64_t soon = hl__now_ms() + HL__LINE_ROUND_MS;
-    if (waiter->deadline < soon) soon = waiter->deadline;
-    hl__manager_hurry(manager, soon);
-  }
-  hl__line_advance(manager);
-  return waiter->place == HL__AT_STORE;
+  hl__waiter *waiter;
+  if (!manager->ops->start) return;
+  line->going++;
+  for (; most > 0 && !line->short_of_threads && (waiter = next_to_go(manager)); most--)
+    if (!send(manager, waiter)) break;
+  line->going--;
+  if (has_idle(manager)) hl__manager_hurry(manager, 0);
 }
+
+void hl__line_go(hl_manager *manager) { go(manager, GO_SOME); }
 
 /* ---------------------------------------------------------- the keeper's */
 
@@ -467,8 +429,7 @@ static bool expire(hl_manager *manager, int64_t now) HL__REQUIRES(hl__manager_mu
     if (!line->soonest || line->soonest->key > now) return false;
     hl__waiter *waiter = HL__LIST_ENTRY(line->soonest, hl__waiter, timed);
     heap_remove(line, waiter);
-    /* The worker that tries it checks the time itself. */
-    if (waiter->place < HL__TRIED) waiter->ops->expire(waiter);
+    waiter->ops->expire(waiter);
   }
   return true;
 }
@@ -479,16 +440,11 @@ static int64_t keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   int64_t now = hl__now_ms(), next = HL_FOREVER;
   if (manager->closed) return HL_FOREVER;
   bool more = expire(manager, now);
-  if (now >= line->next_round) {
-    unsigned asks = line->parked_count * HL__LINE_ROUND_MS / HL__LINE_ASK_MS;
-    line->asks = asks < ASK_MAX ? asks + 1 : ASK_MAX;
-    line->next_round = now + HL__LINE_ROUND_MS;
-    line->short_of_threads = false;
-  }
+  line->short_of_threads = false;
   advance(manager, SETTLE_PIECE);
-  if (more || has_loose(line)) return 0;
+  go(manager, SETTLE_PIECE);
+  if (more || has_loose(line) || has_idle(manager)) return 0;
   if (line->soonest) next = line->soonest->key;
-  if (line->parked_count > 0 && line->next_round < next) next = line->next_round;
   if (line->short_of_threads && now + THREADS_AGAIN_MS < next) next = now + THREADS_AGAIN_MS;
   return next;
 }

@@ -32,18 +32,9 @@
  * enters at most HL__LINE_DEPTH classes. Beyond these limits R may miss P and go to the store,
  * which is correct, too, but costs a connection.
  *
- * Going to the store. A pending that follows no request is READY.
- *
- *   - If connections are scarce, the first READY pending goes when the pool has room.
- *   - Otherwise a wait costs a thread, and a try next to nothing. One worker tries the READY
- *     pendings, one after the other. A refused one waits in the store's queue with a worker
- *     of its own, while fewer than pool_size pendings do that. Beyond pool_size, or if no
- *     thread can be started, it is PARKED. The pending parked first gets the first free
- *     place, before all later ones. Meanwhile each parked pending is tried again every
- *     HL__LINE_ASK_MS; if there are too many for that, 64 are tried each HL__LINE_ROUND_MS,
- *     in turn. So a pending that could be granted is not forgotten while others wait for
- *     long. (Its tries are refused while another process waits for its row; then it needs
- *     its place.)
+ * Going to the store. A pending that follows no request is READY. If connections are scarce, the
+ * first READY pending goes when the pool has room, with a worker. Otherwise the store calls back
+ * (hl_store_ops.start), so that a wait costs no thread, and all READY pendings go.
  *
  * No function here takes more than a few steps for other requests. If one departure concerns
  * thousands, the keeper does the work in pieces, and frees the mutex between two pieces.
@@ -71,29 +62,20 @@ typedef struct hl__line {
   /* Followers of a waiter that has just left: they search for another waiter to follow. `together`:
      the waiter was granted rows that they share with it. */
   hl__list loose, together;
-  hl__list ready;       /* READY, in order */
-  hl__list parked;      /* PARKED, or TRIED again; oldest first */
-  hl__list *next_asked; /* the next one to try, or the list itself */
-  unsigned parked_count;
-  unsigned asks;         /* how many of them may be tried now */
-  int64_t next_round;    /* when `asks` is set again */
-  unsigned trying;       /* TRIED */
-  unsigned waiting;      /* AT_STORE with a worker, if connections are not scarce */
+  hl__list ready;        /* READY, in order */
+  unsigned going;        /* threads that send READY pendings */
+  unsigned started;      /* calls that the store has, and calls back */
+  unsigned looking;      /* workers that look for holders in the way of such a call */
   bool short_of_threads; /* none could be started just now */
   hl__heap *soonest;     /* by deadline: the pendings in line */
 } hl__line;
 
 #define HL__LINE_CLASSES 16
 #define HL__LINE_DEPTH HL_LEVELS_MAX
-#define HL__LINE_ASK_MS 100
-#define HL__LINE_ROUND_MS 10
 
-/* Up to HL__PARKED a waiter is in line. From HL__TRIED on, a thread or a worker has it. */
 typedef enum hl__place {
   HL__BEHIND,  /* it follows another waiter */
   HL__READY,   /* a pending that goes once there is room */
-  HL__PARKED,  /* a pending that was refused, and is tried again in turn */
-  HL__TRIED,   /* a pending that a worker is trying */
   HL__AT_STORE /* at the store, or on its way */
 } hl__place;
 
@@ -114,7 +96,8 @@ struct hl__member {
 
 /* Functions that the line calls for a waiter without a thread, with the manager's mutex. */
 typedef struct hl__waiter_ops {
-  /* Goes to the store, or tries there (TRIED). False: no thread can be started. */
+  /* Goes to the store; where that has `start`, the function gives the mutex back meanwhile. False:
+     no thread can be started, and nothing has changed. */
   bool (*send)(hl__waiter *waiter);
   /* The waiter's time is up in line; it leaves the line. */
   void (*expire)(hl__waiter *waiter);
@@ -130,8 +113,7 @@ struct hl__waiter {
   hl__waiter *next HL__GUARDED_BY(hl__manager_mutex);
   hl__waiter *previous HL__GUARDED_BY(hl__manager_mutex);
   hl__place place HL__GUARDED_BY(hl__manager_mutex);
-  bool in_parked HL__GUARDED_BY(hl__manager_mutex); /* PARKED, or TRIED again */
-  /* BEHIND: in the followers of a member, or loose. READY, parked: in those lists. */
+  /* BEHIND: in the followers of a member, or loose. READY: in that list. */
   hl__list node HL__GUARDED_BY(hl__manager_mutex);
   /* The waiter's classes. If all its rows are shared, the last one is WHOLE (line.c). */
   hl__member *members HL__GUARDED_BY(hl__manager_mutex);
@@ -147,8 +129,6 @@ static inline void hl__line_init(hl__line *line) {
   hl__list_init(&line->loose);
   hl__list_init(&line->together);
   hl__list_init(&line->ready);
-  hl__list_init(&line->parked);
-  line->next_asked = &line->parked;
 }
 
 /* Puts the waiter at the end of the line. */
@@ -161,11 +141,12 @@ void hl__line_forget(hl__waiter *waiter);
 /* Waits in line. HL_OK: the waiter may go to the store; HL_TIMEOUT; HL_CANCELLED: the manager is
    closed. In each case it is still in line. */
 int hl__line_wait(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
-/* Called when the store has refused a TRIED waiter. True: AT_STORE, its worker may wait at the
-   store. False: PARKED, its worker is free. */
-bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
-/* Sends pendings to the store while there is room. Call it whenever there is more room. */
+/* Sends pendings to the store while there is room; where the store calls back, has the keeper do so.
+   Call it whenever there is more room. */
 void hl__line_advance(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
+/* Sends some pendings to a store that calls back, and gives the mutex back meanwhile. The keeper
+   sends the rest. */
+void hl__line_go(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* The keeper calls it. Ends pendings whose time is up in line, and does the work that was left to
    the keeper, in pieces between which the mutex is free. Returns when to call it next (hl__now_ms),
    or HL_FOREVER. */

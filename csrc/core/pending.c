@@ -1,19 +1,19 @@
 /*
- * pending.c - calls that wait without blocking their program: start.c starts them, a worker makes
- * them, and their owner takes, cancels or drops them at any moment in between. No order of these
+ * pending.c - calls that wait without blocking their program: start.c starts them, a worker or a
+ * store's own thread makes them, and their owner takes, cancels or drops them at any moment in between. No order of these
  * leaks a lock. The life of a pending:
  *
- *                      room: a worker
+ *                      room                its worker has come
+ *                                          back, or the store calls
  *      start -> IN LINE ------------> AT STORE -----------------> DONE -> wait
- *                  |  ^                  | |  its worker has come
- *                  |  '------------------' |  back
- *                  |    refused: PARKED    |
- *                  '-----------------------'----------------------^
+ *                  |                       |                       ^
+ *                  '-----------------------'-----------------------'
  *                    timeout, cancel, close: at once
  *
  *   IN LINE    costs no thread and no connection; the keeper ends it in time; see line.h
- *   AT STORE   a worker makes the blocking call. When the call is given up meanwhile, it is DONE at
- *              once for its owner; the interrupted worker keeps the place, and drops what it gets
+ *   AT STORE   a worker makes the blocking call, or the store has it without one. When the call is
+ *              given up meanwhile, it is DONE at once for its owner; the interrupted worker, or the
+ *              store's thread, drops what it gets
  *   DONE       its descriptor is readable, and hl_pending_wait returns
  */
 #include "pending.h"
@@ -100,8 +100,9 @@ static int threads_error(hl_error *error) {
 void hl__pending_give_up(hl_pending *pending) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
-  bool unmade = call->in_line && call->waiter.place < HL__TRIED;
+  bool unmade = call->in_line && call->waiter.place < HL__AT_STORE;
   if (!unmade && hl__worker_take_back(manager, &pending->task)) {
+    if (pending->refused) manager->line.looking--;
     hl__pool_unreserve(manager, &call->reserved);
     atomic_fetch_sub(&pending->references, 1u); /* the owner has one still */
     unmade = true;
@@ -119,6 +120,8 @@ void hl__pending_give_up(hl_pending *pending) {
 }
 
 /* -------------------------------------------------------------- in line */
+
+static bool send_started(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
 
 static hl_pending *pending_of_waiter(hl__waiter *waiter) {
   return HL__LIST_ENTRY(waiter, hl_pending, call.waiter);
@@ -138,7 +141,9 @@ static bool send(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
 }
 
 static bool waiter_send(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
-  return send(pending_of_waiter(waiter));
+  hl_pending *pending = pending_of_waiter(waiter);
+  const hl_manager *manager = pending->call.manager;
+  return manager->ops->start && !pending->call.adopts ? send_started(pending) : send(pending);
 }
 
 static void waiter_expire(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
@@ -284,28 +289,8 @@ static void made(hl_pending *pending, int status, const hl_error *error, hl__blo
   hl__exit_await_end();
 }
 
-/* Where a try cannot block others, the call tries before it takes a place among the waiters at the
-   store. HL__AGAIN: it got no place, and stands in line again, or is done. */
-static int try_and_wait(hl_pending *pending, hl_error *error) {
-  hl__call *call = &pending->call;
-  hl_manager *manager = call->manager;
-  int status = hl__call_acquire(call, 0, error);
-  if (status != HL_TIMEOUT) return status;
-  hl__manager_mutex_lock(manager);
-  bool wanted = !call->given_up && !manager->cancelled;
-  bool late = hl__left_ms(call->deadline) == 0;
-  bool waits = wanted && !late && hl__line_refused(manager, &call->waiter);
-  hl__manager_mutex_unlock(manager);
-  if (!wanted) return HL_CANCELLED;
-  if (late) return hl__timeout_error(error, call->waiter.plan, call->timeout);
-  if (!waits) return HL__AGAIN;
-  return hl__call_acquire(call, call->timeout, error);
-}
-
 static int work(hl_pending *pending, hl_error *error) {
   hl__call *call = &pending->call;
-  if (call->kind == HL__ACQUIRE && !call->manager->ops->traits.scarce)
-    return try_and_wait(pending, error);
   if (call->kind == HL__ACQUIRE) return hl__call_acquire(call, call->timeout, error);
   if (call->kind == HL__CHECK) { /* the lock's owner may look at its session */
     hl__hold *hold = &call->lock->hold;
@@ -316,42 +301,112 @@ static int work(hl_pending *pending, hl_error *error) {
   return hl__lock_run(call, error);
 }
 
-static void run(hl__task *task) {
-  hl_pending *pending = HL__LIST_ENTRY(task, hl_pending, task);
+/* The call was made so, and leaves the line. True: its worker, if it has one, still has to look for
+   holders in the way. */
+static bool leave(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
-  hl_error error;
-  hl__blockers *found = NULL;
-  hl__manager_mutex_lock(manager);
-  bool given_up = call->given_up;
-  hl__manager_mutex_unlock(manager);
-  int status = given_up ? HL_CANCELLED : work(pending, &error);
-  if (status == HL__AGAIN) {
-    hl__pending_unref(pending);
-    return;
-  }
-
-  hl__manager_mutex_lock(manager);
-  given_up = call->given_up;
-  /* A refresh that the store had no time for has no plan, and no holder was in its way. */
-  bool look = !given_up && call->waiter.plan && (status == HL_TIMEOUT || status == HL_DEADLOCK);
   hl__pool_unreserve(manager, &call->reserved);
-  if (!given_up) lock_idle(pending);
-  if (!look) hl__worker_comes(manager);
+  if (!call->given_up) lock_idle(pending);
   if (call->in_line)
     hl__line_leave(manager, &call->waiter, status == HL_OK);
   else
     hl__line_advance(manager);
   call->in_line = false;
+  /* A refresh that the store had no time for has no plan, and no holder was in its way. */
+  return !call->given_up && call->waiter.plan && (status == HL_TIMEOUT || status == HL_DEADLOCK);
+}
+
+/* A call that was refused: its worker looks for the holders in the way. */
+static void look(hl_pending *pending, int status, const hl_error *error) {
+  hl_manager *manager = pending->call.manager;
+  hl__blockers *found = blockers_find(&pending->call);
+  hl__manager_mutex_lock(manager);
+  hl__worker_comes(manager);
+  if (pending->refused) manager->line.looking--;
   hl__manager_mutex_unlock(manager);
-  if (look) {
-    found = blockers_find(call);
-    hl__manager_mutex_lock(manager);
-    hl__worker_comes(manager);
-    hl__manager_mutex_unlock(manager);
-  }
-  made(pending, status, &error, found);
+  made(pending, status, error, found);
   hl__pending_unref(pending);
+}
+
+static void run(hl__task *task) {
+  hl_pending *pending = HL__LIST_ENTRY(task, hl_pending, task);
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
+  hl_error error;
+  hl__manager_mutex_lock(manager);
+  bool given_up = call->given_up;
+  int refused = pending->refused;
+  error = pending->error;
+  hl__manager_mutex_unlock(manager);
+  if (refused) {
+    look(pending, refused, &error);
+    return;
+  }
+  int status = given_up ? HL_CANCELLED : work(pending, &error);
+  hl__manager_mutex_lock(manager);
+  bool looks = leave(pending, status);
+  if (!looks) hl__worker_comes(manager);
+  hl__manager_mutex_unlock(manager);
+  if (looks) {
+    look(pending, status, &error);
+    return;
+  }
+  made(pending, status, &error, NULL);
+  hl__pending_unref(pending);
+}
+
+/* ------------------------------------------------------- without a worker */
+
+/* The most calls at a time that are refused, and look for the holders in their way: that takes a
+   worker. The others do not look. */
+#define LOOKING_MAX 16
+
+/* hl__call.ended */
+static void ended(hl__call *call, int status, const hl_error *error) {
+  hl_pending *pending = HL__LIST_ENTRY(call, hl_pending, call);
+  hl_manager *manager = call->manager;
+  hl__manager_mutex_lock(manager);
+  manager->line.going++; /* this thread sends what may go now */
+  bool looks = leave(pending, status) && manager->line.looking < LOOKING_MAX;
+  if (looks) {
+    pending->error = *error;
+    pending->refused = status;
+    looks = hl__worker_give(manager, &pending->task);
+    if (looks) manager->line.looking++;
+    if (!looks) pending->refused = HL_OK;
+  }
+  hl__manager_mutex_unlock(manager);
+  if (!looks) made(pending, status, error, NULL);
+  hl__manager_mutex_lock(manager);
+  manager->line.started--;
+  if (manager->closed) (void)pthread_cond_broadcast(&manager->done);
+  manager->line.going--;
+  hl__line_go(manager);
+  hl__manager_mutex_unlock(manager);
+  if (!looks) hl__pending_unref(pending);
+}
+
+/* Has the store begin it. False: no thread can be had now, and nothing is changed. */
+static bool send_started(hl_pending *pending) {
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
+  hl_error error;
+  atomic_fetch_add(&pending->references, 1u);
+  call->by_worker = true;
+  call->ended = ended;
+  manager->line.started++;
+  int status = hl__call_start(call, &error);
+  if (status == HL__UNFREE) return true;
+  if (status == HL_BUSY && !call->given_up) {
+    manager->line.started--;
+    atomic_fetch_sub(&pending->references, 1u); /* the owner has one still */
+    return false;
+  }
+  hl__manager_mutex_unlock(manager);
+  ended(call, status, &error);
+  hl__manager_mutex_lock(manager);
+  return true;
 }
 
 /* Makes the call without a thread, where the store needs none: a try there does not block. False:
@@ -419,14 +474,18 @@ static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   call->in_line = true;
   hl__line_join(manager, &call->waiter);
   hl__line_advance(manager);
-  if (call->waiter.place < HL__TRIED) hl__manager_hurry(manager, call->deadline);
+  if (call->waiter.place < HL__AT_STORE) hl__manager_hurry(manager, call->deadline);
 }
 
 void hl__pending_acquire(hl_pending *pending) {
+  hl_manager *manager = pending->call.manager;
   if (run_at_once(pending)) return;
-  hl__manager_mutex_lock(pending->call.manager);
+  hl__manager_mutex_lock(manager);
+  manager->line.going++;
   acquire_begin(pending);
-  hl__manager_mutex_unlock(pending->call.manager);
+  manager->line.going--;
+  hl__line_go(manager);
+  hl__manager_mutex_unlock(manager);
 }
 
 /* --------------------------------------------------------- its owner's */

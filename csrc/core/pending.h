@@ -26,6 +26,8 @@ struct hl_pending {
   hl__call call;
   hl__task task;
   hl__occupant occupant;
+  /* The store has refused it, so, and a worker looks for the holders in the way; else HL_OK. */
+  int refused HL__GUARDED_BY(hl__manager_mutex);
   hl__blockers *found; /* the owner reads it when the pending is done; NULL: no worker looked */
   bool done HL__GUARDED_BY(hl__manager_mutex);
   bool taken HL__GUARDED_BY(hl__manager_mutex); /* hl_pending_wait returned the result */

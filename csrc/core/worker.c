@@ -40,14 +40,6 @@ static void task_remove(hl__workers *workers, hl__task *task) HL__REQUIRES(hl__m
   workers->tasks--;
 }
 
-/* Whether an idle worker must stay although it has no task. If a wait costs a thread, all other
-   workers may be waiting, and none would be left to try new requests. Perhaps no thread could be
-   started then. */
-static bool is_spare(const hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
-  return manager->line.waiting > 0 && !manager->closed &&
-         manager->workers.idle + manager->workers.coming == 0;
-}
-
 static void *worker_main(void *argument) {
   hl_manager *manager = argument;
   hl__workers *workers = &manager->workers;
@@ -66,13 +58,11 @@ static void *worker_main(void *argument) {
       continue;
     }
     if (manager->closed) break;
-    do {
-      int64_t end = hl__now_ms() + IDLE_MS;
-      workers->idle++;
-      while (!workers->first && !manager->closed && hl__left_ms(end) > 0)
-        hl__cond_wait(&workers->work, &manager->mutex, end);
-      workers->idle--;
-    } while (!workers->first && is_spare(manager));
+    int64_t end = hl__now_ms() + IDLE_MS;
+    workers->idle++;
+    while (!workers->first && !manager->closed && hl__left_ms(end) > 0)
+      hl__cond_wait(&workers->work, &manager->mutex, end);
+    workers->idle--;
     if (!workers->first) break;
     workers->coming++;
   }
@@ -119,7 +109,8 @@ static bool worker_start(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   return true;
 }
 
-bool hl__worker_spare(hl_manager *manager) {
+/* Whether a worker is available for one more task; starts one if necessary. */
+static bool is_spare(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   const hl__workers *workers = &manager->workers;
   /* The client library has been taken apart: a new worker would only block. */
   if (manager->ops->traits.blocks && hl__library_closed()) return false;
@@ -128,7 +119,7 @@ bool hl__worker_spare(hl_manager *manager) {
 
 bool hl__worker_give(hl_manager *manager, hl__task *task) {
   hl__workers *workers = &manager->workers;
-  if (!hl__worker_spare(manager)) return false;
+  if (!is_spare(manager)) return false;
   if (workers->coming <= workers->tasks) (void)pthread_cond_signal(&workers->work);
   task_add(workers, task);
   return true;
@@ -150,6 +141,6 @@ void hl__workers_end(hl_manager *manager) {
 
 void hl__workers_await(hl_manager *manager) {
   int64_t end = hl__now_ms() + END_MS;
-  while (manager->workers.alive > 0 && hl__left_ms(end) > 0)
+  while (manager->workers.alive + manager->line.started > 0 && hl__left_ms(end) > 0)
     hl__manager_wait(&manager->done, manager, end);
 }

@@ -39,13 +39,11 @@ typedef struct hl__workers {
 bool hl__worker_give(hl_manager *manager, hl__task *task) HL__REQUIRES(hl__manager_mutex);
 /* Removes a queued task. False: a worker has already taken it. */
 bool hl__worker_take_back(hl_manager *manager, hl__task *task) HL__REQUIRES(hl__manager_mutex);
-/* Whether a worker is available for one more task; starts one if necessary. */
-bool hl__worker_spare(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Says that the calling worker will soon look for its next task. */
 void hl__worker_comes(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Ends the workers of a manager that has just been closed. exit() waits for them. */
 void hl__workers_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
-/* Waits until the workers have ended, but at most one second: then a server hangs. */
+/* Waits until the workers have ended, and what the store calls back, but at most one second: then a server hangs. */
 void hl__workers_await(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 
 #endif

@@ -1,11 +1,12 @@
 /*
- * line.pml - the calls of one manager of the embedded store that wait: line, pendings,
- * workers and keeper, and who releases what was granted to a call that nobody wants any
- * more (csrc/core/line.c, pending.c, worker.c, keeper.c, call.c).
+ * line.pml - the calls of one manager of the embedded store that wait: line, pendings and keeper,
+ * the store that calls back, and who releases what was granted to a call that nobody wants any
+ * more (csrc/core/line.c, pending.c, keeper.c, call.c).
  *
  * What the code does under the manager's mutex is one atomic step here. In between,
  * at the store, anything may happen. Rows 0 and 2 are held by another process for
- * ever, row 1 until it gives it back. Pool size 1: one pending may wait at the store.
+ * ever, row 1 until it gives it back. A thread that sends pendings sends one at a time. FAILS: so
+ * often the store's thread cannot be started.
  */
 
 /* For the messages of spin: which claim an assertion belongs to. Always false. */
@@ -26,29 +27,25 @@ hidden byte CLAIM_ONCE, CLAIM_NO_ORPHAN;
 #define GIVES_UP(p) false
 #define LIMITED(p) false
 #endif
-#ifndef THREADS /* so many can be had */
-#define THREADS 2
+#ifndef FAILS
+#define FAILS 0
 #endif
-#define POOL_SIZE 1
+#define MOST 1
 #define NONE 255
 #define STRANGER 254
 
-mtype = { ABSENT, BEHIND, LOOSE, READY, PARKED, TRIED, AT_STORE, LEFT };
-mtype = { WAITING, OK, TIMEOUT, CANCELLED, PARKED_AGAIN };
+mtype = { ABSENT, BEHIND, LOOSE, READY, AT_STORE, LEFT };
+mtype = { WAITING, OK, TIMEOUT, CANCELLED };
 
 /* --- the store */
 byte owner[3] = STRANGER;
-byte queue[3]; /* how many wait there for a row */
-bool interrupted[PENDINGS];
+bool interrupted[PENDINGS], started[PENDINGS];
+byte fails = FAILS;
 /* --- the manager */
 mtype place[PENDINGS] = ABSENT;
 chan ready = [PENDINGS] of { byte };
-chan parked = [PENDINGS] of { byte };
-chan tasks = [PENDINGS] of { byte };
 byte arrived[PENDINGS];  /* how many came before it */
-byte arrivals, next_asked;
-byte trying, waiting, asks;
-byte idle_workers, coming_workers, workers;
+byte arrivals, going;
 bool short_of_threads, closed, hurry;
 /* --- a pending */
 mtype status[PENDINGS] = WAITING;
@@ -56,20 +53,8 @@ bool done[PENDINGS], given_up[PENDINGS], taken[PENDINGS], at_store[PENDINGS];
 bool has_lock[PENDINGS];  /* pending->lock is HELD */
 byte released[PENDINGS];
 
-#define IN_LINE(p) (place[p] == BEHIND || place[p] == LOOSE || place[p] == READY || \
-                    place[p] == PARKED)
-
-/* ------------------------------------------------------------ worker.c */
-
-/* hl__worker_spare */
-inline worker_spare(result) {
-  if
-  :: idle_workers + coming_workers > len(tasks) -> result = true
-  :: idle_workers + coming_workers <= len(tasks) && workers < THREADS ->
-     workers++; coming_workers++; result = true
-  :: else -> result = false
-  fi
-}
+#define IN_LINE(p) (place[p] == BEHIND || place[p] == LOOSE || place[p] == READY)
+#define IDLE (len(ready) > 0 && going == 0 && !short_of_threads && !closed)
 
 /* -------------------------------------------------------------- line.c */
 
@@ -96,79 +81,27 @@ inline settle() {
   do
   :: e < PENDINGS && place[e] == LOOSE -> find(e); e++
   :: e < PENDINGS && place[e] == LOOSE && settle_less -> e++;
-#ifndef BUG_NO_HURRY
      hurry = true
-#endif
   :: e < PENDINGS && place[e] != LOOSE -> e++
   :: e >= PENDINGS -> break
   od;
   e = 0
 }
 
-/* next_to_go and send, until nobody goes. */
+/* hl__line_advance, where the store calls back */
 inline advance() {
   if
   :: closed
   :: !closed ->
      settle();
-     do
-     :: trying > 0 -> break
-     :: trying == 0 ->
-        h = NONE;
-        if
-        :: len(parked) > 0 && waiting < POOL_SIZE && !short_of_threads -> parked?<h>
-        :: !(len(parked) > 0 && waiting < POOL_SIZE && !short_of_threads) && len(ready) > 0 ->
-           ready?<h>
-        :: !(len(parked) > 0 && waiting < POOL_SIZE && !short_of_threads) && len(ready) == 0 &&
-           len(parked) > 0 && asks > 0 ->
-           asks--;
-#ifdef BUG_FIRST_ONLY
-           parked?<h>
-#else
-           /* In turn: whoever is asked goes to the end. */
-           h = next_asked;
-           do
-           :: parked??[eval(h)] -> break
-           :: !parked??[eval(h)] -> h = (h + 1) % PENDINGS
-           od;
-           next_asked = (h + 1) % PENDINGS
-#endif
-        :: else
-        fi;
-        if
-        :: h == NONE -> break
-        :: h != NONE ->
-           worker_spare(spare);
-           if
-           :: !spare -> short_of_threads = true; hurry = true; h = NONE; break
-           :: spare ->
-              if
-              :: place[h] == READY -> ready??eval(h)
-              :: place[h] != READY
-              fi;
-              place[h] = TRIED;
-              tasks!h;
-              trying++;
-              h = NONE
-           fi
-        fi
-     od;
-     h = NONE; spare = false
+     hurry = hurry || IDLE
   fi
 }
 
 /* hl__line_leave */
 inline line_leave(p) {
   if
-  :: place[p] == TRIED -> trying--
-  :: place[p] == AT_STORE ->
-     waiting--;
-     short_of_threads = false
-  :: else
-  fi;
-  if
   :: ready??[eval(p)] -> ready??eval(p)
-  :: parked??[eval(p)] -> parked??eval(p)
   :: else
   fi;
   place[p] = LEFT;
@@ -186,6 +119,39 @@ inline line_leave(p) {
   advance()
 }
 
+/* hl__line_go, with send_started and hl__call_start: gives the mutex back in between. */
+inline line_go() {
+  atomic { going++; sent = 0 };
+  do
+  :: atomic { sent < MOST && !closed && !short_of_threads && len(ready) > 0 ->
+       ready?h; place[h] = AT_STORE; sent++ };
+     atomic {
+       if
+       :: given_up[h] || closed -> line_leave(h); wanted = !given_up[h];
+          if
+          :: wanted -> finish(h, CANCELLED)
+          :: else
+          fi
+       :: !(given_up[h] || closed) && fails > 0 -> /* HL_BUSY */
+          fails--;
+          place[h] = READY;
+          ready!h;
+          short_of_threads = true;
+#ifndef BUG_SHORT_UNSEEN
+          hurry = true
+#endif
+       :: else -> at_store[h] = true; started[h] = true
+       fi;
+       h = NONE
+     }
+  :: atomic { else ->
+       going--;
+       hurry = hurry || IDLE;
+       sent = 0; wanted = false;
+       break }
+  od
+}
+
 /* ----------------------------------------------------------- pending.c */
 
 inline finish(p, how) {
@@ -197,10 +163,6 @@ inline finish(p, how) {
 inline give_up(p) {
   if
   :: IN_LINE(p) -> line_leave(p); finish(p, CANCELLED)
-  :: !IN_LINE(p) && tasks??[eval(p)] -> /* hl__worker_take_back */
-     tasks??eval(p);
-     line_leave(p);
-     finish(p, CANCELLED)
   :: else ->
      given_up[p] = true;
      if
@@ -247,170 +209,52 @@ inline hold(p, result) {
   }
 }
 
-/* A thread of worker.c, with hl__pending_run and try_and_wait. A thread that is not
-   started yet waits for `coming`. */
-proctype Worker() {
-  byte e, f, h = NONE, p;
-  bool g, spare, wanted, settle_less = true;
-  mtype said;
+/* A call at the store, and the store's thread that calls back: call.c, flight_done; pending.c,
+   ended. */
+proctype Flight(byte p) {
+  byte e, f, h = NONE, sent;
+  bool g, wanted, settle_less = true;
+  mtype said = WAITING;
 
 end:
-  do
-  :: atomic {
-       nempty(tasks) && idle_workers + coming_workers > 0 ->
-       if
-       :: coming_workers > 0 -> coming_workers--
-       :: else -> idle_workers--
-       fi;
-       tasks?p;
-       said = WAITING;
-       if
-       :: given_up[p] -> said = CANCELLED
-       :: else
-       fi
-     };
-     if
-     :: said == CANCELLED
-     :: else ->
-        /* A try, hl__piece first. */
-        atomic {
-          if
-          :: given_up[p] || closed -> said = CANCELLED
-          :: else -> at_store[p] = true
-          fi
-        };
-        if
-        :: said == CANCELLED
-        :: else ->
-           atomic {
-             if
-             :: owner[ROW(p)] == NONE && queue[ROW(p)] == 0 -> owner[ROW(p)] = p; said = OK
-             :: else -> said = TIMEOUT
-             fi
-           };
-           if
-           :: said == OK -> hold(p, said)
-           :: else ->
-              atomic {
-                at_store[p] = false;
-                interrupted[p] = false;
-                if
-                :: given_up[p] || closed -> said = CANCELLED
-                :: else
-                fi
-              }
-           fi
-        fi;
-        /* Refused: hl__line_refused. */
-        if
-        :: said == TIMEOUT ->
-           atomic {
-             wanted = false;
-             if
-             :: given_up[p] || closed -> said = CANCELLED
-             :: else ->
-                trying--;
-                spare = false;
-                if
-                :: waiting < POOL_SIZE && (len(parked) == 0 || parked?[eval(p)]) ->
-                   worker_spare(spare);
-                   short_of_threads = short_of_threads || !spare
-                :: else
-                fi;
-                if
-                :: spare ->
-                   if
-                   :: parked??[eval(p)] -> parked??eval(p)
-                   :: else
-                   fi;
-                   place[p] = AT_STORE;
-                   waiting++;
-                   wanted = true
-                :: else ->
-                   coming_workers++;
-                   place[p] = PARKED;
-                   said = PARKED_AGAIN;
-                   if
-                   :: parked??[eval(p)]
-                   :: else -> parked!p
-                   fi;
-#ifndef BUG_PARKED_UNSEEN
-                   hurry = true
-#endif
-                fi;
-                spare = false;
-                advance()
-             fi
-           };
-           if
-           :: wanted ->
-              /* The wait at the store. */
-              atomic {
-                said = WAITING;
-                if
-                :: given_up[p] || closed -> said = CANCELLED
-                :: else -> at_store[p] = true; queue[ROW(p)]++
-                fi
-              };
-              if
-              :: said == CANCELLED
-              :: else ->
+  started[p];
 end_wait:
-                 atomic {
-                   if
-                   :: owner[ROW(p)] == NONE -> owner[ROW(p)] = p; said = OK
-                   :: interrupted[p] || (LIMITED(p) && !interrupted[p]) -> said = TIMEOUT
-                   fi;
-                   queue[ROW(p)]--
-                 };
-                 if
-                 :: said == OK -> hold(p, said)
-                 :: else -> atomic { at_store[p] = false; interrupted[p] = false }
-                 fi
-              fi
-           :: else
-           fi
-        :: else
-        fi
-     fi;
-     if
-     :: said == PARKED_AGAIN
-     :: else ->
-        atomic {
-          coming_workers++;
-          line_leave(p)
-        };
-        atomic {
-          wanted = !given_up[p];
-          if
-          :: wanted -> finish(p, said)
-          :: else
-          fi
-        };
-        /* What it got after all goes back. */
+  atomic {
+    if
+    :: owner[ROW(p)] == NONE -> owner[ROW(p)] = p; said = OK
+    :: interrupted[p] || LIMITED(p) -> said = TIMEOUT
+    fi
+  };
+  if
+  :: said == OK -> hold(p, said)
+  :: else -> atomic { at_store[p] = false; interrupted[p] = false }
+  fi;
+  atomic { going++; line_leave(p) };
+  atomic {
+    wanted = !given_up[p];
+    if
+    :: wanted -> finish(p, said)
+    :: else
+    fi
+  };
+  /* What it got after all goes back. */
 #ifdef BUG_FORGOTTEN
-        wanted = true;
+  wanted = true;
 #endif
-        if
-        :: !wanted && said == OK -> release_held(p)
-        :: else
-        fi
-     fi;
-     /* It looks for another task, or becomes idle. */
-     atomic {
-       said = WAITING; wanted = false; p = 0;
-       if
-       :: empty(tasks) && coming_workers > 0 -> coming_workers--; idle_workers++
-       :: nempty(tasks) || coming_workers == 0
-       fi
-     }
-  od
+  if
+  :: !wanted && said == OK -> release_held(p)
+  :: else
+  fi;
+  atomic { going--; wanted = false };
+#ifndef BUG_UNSENT
+  line_go()
+#endif
 }
 
 /* keeper.c: line.c, keep. */
 active proctype Keeper() {
-  byte e, f, h = NONE, p;
-  bool g, spare, settle_less = false;
+  byte e, f, h = NONE, p, sent;
+  bool g, wanted, settle_less = false;
 end:
   do
   :: atomic {
@@ -429,25 +273,20 @@ end:
           :: else -> break
           od;
           p = 0;
-          asks = 1;
           short_of_threads = false;
-          advance();
-          /* When it wants to be called next. */
-#ifdef BUG_PARKED_UNSEEN
-          hurry = false
-#else
-          hurry = len(parked) > 0 || short_of_threads
-#endif
+          advance()
        fi
-     }
+     };
+     line_go()
   od
 }
 
 /* Who started a pending. */
 proctype Owner(byte p) {
-  byte e, f, h = NONE;
-  bool g, spare, granted, settle_less = true;
+  byte e, f, h = NONE, sent;
+  bool g, granted, wanted, settle_less = true;
   atomic { /* hl_start: hl__line_join, hl__line_advance */
+    going++;
     if
     :: closed -> finish(p, CANCELLED)
     :: else ->
@@ -459,8 +298,10 @@ proctype Owner(byte p) {
        :: LIMITED(p) -> hurry = true
        :: else
        fi
-    fi
+    fi;
+    going--
   };
+  line_go();
 end_wait:
   if
   :: GIVES_UP(p) -> skip
@@ -505,7 +346,7 @@ active proctype Stranger() {
 /* hl_manager_close: what is held is released, who waits ends. */
 active proctype Close() {
   byte e, f, h = NONE, p;
-  bool g, spare, settle_less = true;
+  bool g, settle_less = true;
   atomic {
     closed = true;
     do
@@ -531,7 +372,7 @@ active proctype Close() {
 
 #ifdef LTL
 /* Claim NOT_FORGOTTEN: row 1 is given back by whoever has it, so all who want it end,
-   though one waits for row 0 for ever, and has the only place. */
+   though one waits for row 0 for ever. */
 #ifdef STUCK
 ltl not_forgotten { <> done[2] }
 #else
@@ -539,6 +380,7 @@ ltl not_forgotten { <> (done[1] && done[2]) }
 #endif
 #endif
 
+#ifndef LTL
 /* Claim NO_ORPHAN: at last no row is held for a pending that nobody has. */
 active proctype End() {
   byte p;
@@ -551,17 +393,13 @@ active proctype End() {
     od
   }
 }
+#endif
 
 init {
   byte k;
   atomic {
     do
-    :: k < THREADS -> run Worker(); k++
-    :: else -> break
-    od;
-    k = 0;
-    do
-    :: k < PENDINGS -> run Owner(k); k++
+    :: k < PENDINGS -> run Flight(k); run Owner(k); k++
     :: else -> break
     od;
     k = 0

@@ -39,12 +39,12 @@ lease    PROMPT BUG_EXTEND_SILENT                 | fails RENEWED
 line                                              | ONCE NO_ORPHAN
 line     PENDINGS=2 TROUBLE CLOSE                 | ONCE NO_ORPHAN
 line     LTL                                      | not_forgotten
-line     THREADS=1 LTL                            | not_forgotten
+line     FAILS=2 LTL                              | not_forgotten
 line     STUCK LTL                                | not_forgotten
 line     PENDINGS=2 TROUBLE BUG_FORGOTTEN         | fails NO_ORPHAN
 line     PENDINGS=2 TROUBLE BUG_TWICE             | fails ONCE
-line     LTL BUG_PARKED_UNSEEN                    | fails not_forgotten
-line     STUCK LTL BUG_FIRST_ONLY                 | fails not_forgotten
+line     LTL BUG_UNSENT                           | fails not_forgotten
+line     FAILS=2 LTL BUG_SHORT_UNSEEN             | fails not_forgotten
 records  CALLS=2                                  | EXCLUSION PRESENCE UNBROKEN GATE
 records  CLIENTS=3 CALLS=1 ROLES                  | EXCLUSION PRESENCE UNBROKEN GATE
 records  CALLS=2 ROLES TTL=3 REFRESHES=2          | EXCLUSION PRESENCE UNBROKEN GATE
