@@ -1,7 +1,7 @@
 /*
  * pending.c - calls that wait without blocking their program: start.c starts them, a worker or a
- * store's own thread makes them, and their owner takes, cancels or drops them at any moment in between. No order of these
- * leaks a lock. The life of a pending:
+ * store's own thread makes them, and their owner takes, cancels or drops them at any moment in
+ * between. No order of these leaks a lock. The life of a pending:
  *
  *                      room                its worker has come
  *                                          back, or the store calls
