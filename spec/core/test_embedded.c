@@ -281,29 +281,6 @@ static void one_of_two_gives_way_in_a_circle(void **state) {
   hl__shm_end(d);
 }
 
-/* It waits behind a pending, which waits for a session whose agent waits for it. */
-static void a_circle_through_a_pending_is_refused(void **state) {
-  (void)state;
-  hl__shm_session *d = session_begin(space), *e = session_begin(space);
-  take_as(a, row(2, 2, X), 11);
-  take_as(b, row(2, 1, S), 22);
-  waiter pending = {
-      .session = c, .row = row(2, 1, X), .ms = PATIENCE_MS, .agent = 33, .pending = true};
-  waiter other = {.session = d, .row = row(2, 2, X), .ms = PATIENCE_MS, .agent = 22};
-  waiter closes = {.session = e, .row = row(2, 1, S), .ms = PATIENCE_MS, .agent = 11};
-  waiter_start(&pending);
-  waiter_start(&other);
-  waiter_start(&closes);
-  assert_int_equal(waiter_end(&closes), HL_DEADLOCK);
-  assert_false(atomic_load(&pending.done));
-  hl__shm_give_back(a, 0);
-  assert_int_equal(waiter_end(&other), HL_OK);
-  hl__shm_give_back(b, 0);
-  assert_int_equal(waiter_end(&pending), HL_OK);
-  hl__shm_end(d);
-  hl__shm_end(e);
-}
-
 static void tokens_grow(void **state) {
   (void)state;
   uint64_t one = hl__shm_token(space), two = hl__shm_token(space);
@@ -1406,7 +1383,6 @@ int main(int argc, char **argv) {
       IT(a_cancelled_wait_ends_at_once),
       IT(a_circle_is_refused),
       IT(one_of_two_gives_way_in_a_circle),
-      IT(a_circle_through_a_pending_is_refused),
       IT(tokens_grow),
       IT(many_rows_and_sessions),
       IT(a_lease_takes_over_what_its_session_held),

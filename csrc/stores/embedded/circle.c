@@ -59,11 +59,10 @@ static void meet(walk *self, uint32_t from, uint32_t session) {
 }
 
 /* A waiter is before the node in its queue. A wait that its session has not published ends soon, or is
-   a pending, which keeps no agent: but what keeps a pending that lasts keeps those behind it. */
+   a pending's, which keeps no agent: its owner may wait for several and take the first. */
 static void queue_behind(walk *self, uint32_t from, uint32_t ahead, uint32_t session) {
   const hl__shm_record *record = hl__shm_record_at(self->space, agent_of(self->space, session));
-  const hl__shm_node *node = hl__shm_node_at(self->space, ahead);
-  if (!(node->flags & HL__LASTS) && (!record || atomic_load(&record->waits) != ahead)) return;
+  if (!record || atomic_load(&record->waits) != ahead) return;
   visit(self, ahead);
   if (from == self->start && !self->by) self->by = session;
 }

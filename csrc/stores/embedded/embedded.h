@@ -58,8 +58,6 @@ HL__MUTEX_CLASS(hl__shm_bell_mutex) HL__AFTER(hl__shm_space_mutex) HL__BEFORE(hl
 
 /* How soon the directory is seen to be another one. */
 #define HL__SHM_LOOK_NS 10000000
-/* A wait that ends sooner is no part of a circle. */
-#define HL__SHM_LASTS_MS 1000
 /* How often a process looks for what nothing tells it of: deaths that it cannot see otherwise, and
    what it gave back late. */
 #define HL__SHM_POLL_NS 5000000
@@ -177,7 +175,6 @@ typedef struct hl__shm_taking {
   uint64_t exempt;
   uint32_t before; /* what the session had */
   int64_t deadline;
-  bool lasts;    /* it may wait so long that it counts in a circle of those behind it */
   bool alone;    /* no thread watches for it: there is none to be had */
   size_t i;      /* of a started one: the row that comes next */
   uint32_t told; /* of a started one that waits: the record that tells of its rows */

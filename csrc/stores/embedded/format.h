@@ -201,8 +201,7 @@ enum hl__shm_flag {
   HL__CONVERTS = 1, /* its session, or the lease that it exempts, holds the row: it queues first */
   HL__LEASED = 2,   /* of a lease: `session` is the lease's record, `own` its stamp */
   HL__EXEMPTS = 4,  /* the lease with the stamp `own` is not in its way */
-  HL__LASTS = 8,    /* its wait may be a long one */
-  HL__RINGS = 16,   /* no thread sleeps for it: its process' bell tells that it is granted */
+  HL__RINGS = 8,    /* no thread sleeps for it: its process' bell tells that it is granted */
 };
 
 typedef struct hl__shm_node {

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <time.h>
 
+/* A wait that ends sooner is no part of a circle. */
+#define CIRCLE_LEAST_MS 1000
 /* How soon after the directory was removed a look at the lock tells so. */
 #define CHECK_NS 1000000
 
@@ -228,7 +230,7 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
   while (part.n > 0 && hl__embedded_is_named(&part.rows[part.n - 1])) part.n--;
   const size_t named = request->n - part.n, first = part.n;
   part.blocks =
-      part.agent && part.blocks && !part.try_once && hl__left_ms(part.deadline) >= HL__SHM_LASTS_MS;
+      part.agent && part.blocks && !part.try_once && hl__left_ms(part.deadline) >= CIRCLE_LEAST_MS;
 
   if (named > 0 && !hl__embedded_files_reserve(session, named)) return hl__error_memory(error);
   int status = hl__shm_check(table->space, false, error);

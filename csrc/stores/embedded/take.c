@@ -394,7 +394,7 @@ static int row_enter(const hl__shm_taking *self, const hl_row *want, uint32_t *w
   if (!node) goto full;
   node->own = self->exempt ? self->exempt : own;
   node->flags = (own || self->exempt ? HL__CONVERTS : 0u) | (self->exempt ? HL__EXEMPTS : 0u) |
-                (self->lasts ? HL__LASTS : 0u) | (session->ear ? HL__RINGS : 0u);
+                (session->ear ? HL__RINGS : 0u);
   atomic_store_explicit(&node->session, session->record, memory_order_relaxed);
   atomic_store_explicit(&node->note, session->note, memory_order_relaxed);
   int status = hl__shm_part_try(space, part)
@@ -473,7 +473,6 @@ int hl__shm_take_begin(hl__shm_taking *self, hl_error *error) {
   hl__shm_space *space = session->space;
   self->before = session->n;
   self->deadline = hl__shm_ns(self->request->deadline);
-  self->lasts = hl__left_ms(self->request->deadline) >= HL__SHM_LASTS_MS;
   int status = hl__shm_check(space, false, error);
   if (status) return status;
   if (__builtin_expect(atomic_load_explicit(&space->late_count, memory_order_relaxed) != 0, 0))
