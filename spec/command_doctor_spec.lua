@@ -123,11 +123,18 @@ support.each_server(function(plain)
   local store = support.leased(plain)
   local root
   local mysql = plain.name == "mysql"
+  local of_a_space = {
+    "hierlock provision", "hierlock provision --leases", "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;",
+    "DELETE FROM %s WHERE %s;", "ALTER TABLE %s %sADD PRIMARY KEY (%s);", "ALTER TABLE %s ENGINE = InnoDB;",
+    "set innodb_buffer_pool_size", "GRANT SELECT ON %s TO %s;", "GRANT SELECT%s ON %s TO %s;",
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s;", "GRANT SELECT ON performance_schema.%s TO %s;",
+    "GRANT %s ON *.* TO %s;", "ALTER USER %s WITH MAX_USER_CONNECTIONS 0;", not mysql and "GRANT PROCESS ON *.* TO %s;" or nil,
+  }
   -- The other servers' alone.
   local obeying, all_obeyed = doctor.obedience("mysql", mysql and
     { ["SET GLOBAL %s = %s;"] = true, ["GRANT PROCESS ON *.* TO %s;"] = true, ['set name, "0"'] = true,
       ["and in my.cnf, below [mysqld], so that it lasts: %s = %s"] = true } or
-    { ["SET PERSIST %s = %s;"] = true, ["set sync_binlog"] = true, ["SELECT group_replication_switch_to_single_primary_mode();"] = true })
+    { ["SET PERSIST %s = %s;"] = true, ["set sync_binlog"] = true, ["SELECT group_replication_switch_to_single_primary_mode();"] = true }, of_a_space)
 
   setup(function() store.prepare() end)
   teardown(all_obeyed)
