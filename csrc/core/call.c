@@ -296,8 +296,8 @@ typedef struct attempts {
   hl_grant *grant;
 } attempts;
 
-static int attempts_begin(hl__call *call, int64_t deadline, attempts *self, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
+static int attempts_begin(hl__call *call, int64_t deadline, hl_grant *grant, attempts *self,
+                          hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
   if (call->lease && !manager->store->leases) return hl__lease_unsupported(manager, error);
   if (manager->ops->traits.expires || (call->lease && call->lease->refreshes)) {
@@ -310,7 +310,8 @@ static int attempts_begin(hl__call *call, int64_t deadline, attempts *self, hl_e
   *self = (attempts){.deadline = deadline,
                      .limit = answer_by(call, deadline),
                      .dropping = manager->ops->traits.blocks && manager->drops_gone < put,
-                     .put = put};
+                     .put = put,
+                     .grant = grant};
   return HL_OK;
 }
 
@@ -372,11 +373,10 @@ static bool attempt_begin(hl__call *call, hl_request *request, attempts *self)
 /* On HL_OK the lock holds what the request says; otherwise nothing is held. */
 static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
-  attempts self;
+  attempts self = {0};
   hl_grant grant;
-  int status = attempts_begin(call, deadline, &self, error);
+  int status = attempts_begin(call, deadline, &grant, &self, error);
   if (status) return status;
-  self.grant = &grant;
   do {
     status = attempt_connect(call, request, &self, error);
     if (status) return status;
@@ -488,8 +488,8 @@ int hl__call_start(hl__call *call, hl_error *error) {
   self->base.error.status = HL_OK;
   self->call = call;
   request_fill(&self->request, call, call->lock->plan, call->timeout, self->path);
-  int status = attempts_begin(call, call->deadline, &self->attempts, &self->base.error);
-  self->attempts.grant = &self->base.grant;
+  int status =
+      attempts_begin(call, call->deadline, &self->base.grant, &self->attempts, &self->base.error);
   if (status == HL_OK) status = flight_go(self);
   return status == HL__UNFREE ? status : flight_end(self, status, error);
 }

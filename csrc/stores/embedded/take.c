@@ -9,9 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How long a try waits for a partition's lock, and a release; how long a wait that has ended does.
-   */
-#define TRY_NS 1000000
+/* How long a try waits for a partition's lock, and until the dead are out of its way; how long the
+   bell's thread, a release and a wait that has ended wait for a partition's lock. */
+#define TRY_NS 10000000
+#define MEND_NS 50000000
+#define BELL_NS 1000000
 #define RELEASE_NS 2000000
 #define UNLINK_NS 200000
 /* A sleeper looks again this often at leases in its way, and for circles. */
@@ -397,11 +399,11 @@ static int row_enter(const hl__shm_taking *self, const hl_row *want, uint32_t *w
                 (session->ear ? HL__RINGS : 0u);
   atomic_store_explicit(&node->session, session->record, memory_order_relaxed);
   atomic_store_explicit(&node->note, session->note, memory_order_relaxed);
-  int status = hl__shm_part_try(space, part)
-                   ? HL_OK
-                   : hl__shm_part_wait(
-                         space, part,
-                         try_once || session->ear ? hl__shm_now() + TRY_NS : self->deadline, error);
+  int status = HL_OK;
+  if (!hl__shm_part_try(space, part)) {
+    const int64_t most = try_once ? TRY_NS : session->ear ? BELL_NS : 0;
+    status = hl__shm_part_wait(space, part, most ? hl__shm_now() + most : self->deadline, error);
+  }
   if (status) {
     hl__shm_node_put(session, index);
     return status;
@@ -446,7 +448,7 @@ static int row_retry(const hl__shm_taking *self, const hl_row *want, hl_error *e
   hl__shm_space *space = self->session->space;
   const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);
   uint32_t waits;
-  hl__shm_sweep(space, true, hl__shm_now() + HL__SHM_POLL_NS);
+  hl__shm_sweep(space, true, hl__shm_now() + MEND_NS);
   for (int ended = 0; ended < OVER_MAX; ended++)
     if (hl__shm_leases_look(space, key, hl__shm_now() + TRY_NS) != 0) break;
   int status = row_enter(self, want, &waits, error);
@@ -506,7 +508,7 @@ int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t e
 /* ------------------------------------------------------------ not blocking */
 
 /* How long the bell's thread goes on with leases in one row's way. */
-#define LEASES_NS TRY_NS
+#define LEASES_NS BELL_NS
 
 /* Whether the node is granted: HL_OK. HL__UNFREE: it waits, until `ear->until`. */
 static int granted_look(const hl__shm_taking *self, hl__shm_ear *ear, uint64_t key,
