@@ -103,6 +103,26 @@ describe("Memcached", function()
       end
     end)
 
+    -- It counts seconds from a start that it has rounded, and may be ahead of the client's clock.
+    it("has tokens grow after it has lost its data, also while its clock is ahead", function()
+      local between = proxy.open(store, function(data)
+        return (data:gsub("STAT time (%d+)", function(time) return ("STAT time %d"):format(time + 2) end))
+      end)
+      finally(function() between.close() end)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      local last = ""
+      for _ = 1, 5 do
+        local token = peer:call([[
+          local handle = assert(manager:acquire({ "u1" }, { ttl = 9 }))
+          assert(handle:release { confirm = true })
+          return handle.token
+        ]])
+        assert.is_true(token > last, token .. " after " .. last)
+        last = token
+        store.say "flush_all"
+      end
+    end)
+
     it("refuses a ttl that it would take for a date", function()
       local month = 30 * 86400
       assert.truthy(assert_code("unsupported", manager:acquire(R1, { ttl = month })).message:find("30 days", 1, true))

@@ -10,8 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The server's time is so old at most, where the client's clock is right: ms. */
+/* The client's clock is ahead of the server's time by less, and behind it by no more, where both are
+   right: ms. The server counts whole seconds from its start, perhaps a second too many. */
 #define AHEAD_MS 4000
+#define BEHIND_MS 3000
 
 /* Judges the server by the line that tells its version, or by whether it compares and swaps. */
 static int server_judge(const hl__memcached_link *link, const char *line, const char *cas,
@@ -115,8 +117,8 @@ int hl__memcached_token(hl__memcached_session *session, hl__memcached_link *link
     return hl__error(error, HL_ESTORE, "memcached at %s:%u does not tell the time",
                      link->server->host, link->server->port);
   int64_t ahead = hl__between_ms((int64_t)seconds * 1000, hl__unix_ms());
-  if (ahead < 0) ahead = 0;
+  if (ahead < -BEHIND_MS) ahead = -BEHIND_MS;
   if (ahead >= AHEAD_MS) ahead = AHEAD_MS - 1;
-  *token = (seconds * 1000 + (uint64_t)ahead) * 1000;
+  *token = (uint64_t)((int64_t)seconds * 1000 + ahead) * 1000;
   return HL_OK;
 }
