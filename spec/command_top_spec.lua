@@ -107,6 +107,7 @@ describe("top on a terminal", function()
 
   after_each(function()
     manager:close()
+    manager, handles = nil, nil
     os.execute("rm -r " .. quoted(directory))
   end)
 

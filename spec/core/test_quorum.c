@@ -73,7 +73,7 @@ static hl_store_ops gated; /* the embedded store, in directories named gated-...
 static hl_lease_ops gated_leases;
 static atomic_bool down;      /* no store can be opened */
 static atomic_bool leaseless; /* a store that is opened has no leases */
-static atomic_uint left;      /* so many of these stores are open */
+static atomic_uint left;      /* so many of these stores are open, or being opened */
 
 static void gate_pass(gate *self) {
   if (!atomic_load(&self->shut) || atomic_exchange(&self->reached, true)) return;
@@ -116,10 +116,11 @@ static int gated_drop(hl_session *session, const hl_lease_terms *terms, bool con
 
 static int gated_open(const hl_store_config *config, hl_store **store, hl_error *error) {
   if (atomic_load(&down)) return hl__error(error, HL_ECONNECTION, "it is down");
+  atomic_fetch_add(&left, 1u);
   gate_pass(&opens);
   int status = hl_store_file.open(config, store, error);
+  if (status) atomic_fetch_sub(&left, 1u);
   if (status) return status;
-  atomic_fetch_add(&left, 1u);
   gated_leases = *(*store)->leases;
   file_drop = gated_leases.drop;
   gated_leases.drop = gated_drop;

@@ -416,9 +416,8 @@ static inline int hl__shm_part_lock(hl__shm_space *space, uint32_t part, int64_t
 }
 static inline void hl__shm_part_unlock(hl__shm_space *space, uint32_t part) {
   hl__a32 *lock = &space->table->part[part].lock;
-  if (__builtin_expect(atomic_exchange_explicit(lock, 0, memory_order_release) & HL__SHM_CONTENDED,
-                       0))
-    hl__shm_futex_wake(lock, 1);
+  const uint32_t word = atomic_exchange_explicit(lock, 0, memory_order_release);
+  if (__builtin_expect((word & HL__SHM_CONTENDED) != 0, 0)) hl__shm_futex_wake(lock, 1);
 }
 
 /* --------------------------------------------------------- partition.c */

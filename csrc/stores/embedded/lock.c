@@ -18,8 +18,9 @@
 #define PATIENT_NS 20000000
 
 void hl__shm_futex_wait(hl__a32 *word, uint32_t seen, int64_t until) {
-  struct timespec t = {.tv_sec = until > 0 ? until / 1000000000 : 0,
-                       .tv_nsec = until > 0 ? until % 1000000000 : 0};
+  if (until < 0) until = 0;
+  struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
+                       .tv_nsec = (long)(until % 1000000000)};
   (void)syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, until == INT64_MAX ? NULL : &t, NULL,
                 FUTEX_BITSET_MATCH_ANY);
 }
