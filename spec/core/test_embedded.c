@@ -634,6 +634,31 @@ static void one_of_the_dead_is_in_the_way_of_another_s_mender(void **state) {
   assert_int_equal(take_one(b, second[0], 0), HL_OK);
 }
 
+/* A dead process held rows in several partitions, and another is stopped inside of one of them. */
+static void a_stopped_process_is_in_the_way_of_one_partition_alone(void **state) {
+  (void)state;
+  enum {
+    ROWS = 3
+  };
+  hl_row rows[ROWS] = {row(2, 3, X), row(2, 4, X), row(2, 5, X)};
+  while (part_of(rows[1]) == part_of(rows[0])) rows[1].bucket++;
+  while (part_of(rows[2]) == part_of(rows[0]) || part_of(rows[2]) == part_of(rows[1]))
+    rows[2].bucket++;
+  for (int k = 0; k < ROWS; k++) {
+    hl_row beside[1] = {row(2, 1000, X)};
+    while (part_of(beside[0]) != part_of(rows[k])) beside[0].bucket++;
+    pid_t dead = holder_start(rows, ROWS, false), stopped = holder_start(beside, 1, true);
+    (void)kill(stopped, SIGSTOP);
+    holder_kill(dead);
+    for (int i = 0; i < ROWS; i++)
+      if (i != k) assert_int_equal(take_one(a, rows[i], PATIENCE_MS / 4), HL_OK);
+    holder_kill(stopped);
+    assert_int_equal(take_one(b, rows[k], PATIENCE_MS), HL_OK);
+    hl__shm_give_back(a, 0);
+    hl__shm_give_back(b, 0);
+  }
+}
+
 /* What a child has of a row. */
 typedef struct upgrade_seen {
   uint32_t held, waits;
@@ -1398,6 +1423,7 @@ int main(int argc, char **argv) {
       IT(a_stopped_process_is_named_to_those_that_wait),
       IT(a_release_does_not_wait_for_a_stopped_process),
       IT(one_of_the_dead_is_in_the_way_of_another_s_mender),
+      IT(a_stopped_process_is_in_the_way_of_one_partition_alone),
       IT(a_dead_waiter_is_granted_nothing_by_its_mender),
       IT(a_slot_is_not_taken_while_it_is_mended),
       IT(a_program_without_descriptors_keeps_its_locks),

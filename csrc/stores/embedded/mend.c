@@ -39,34 +39,53 @@ static void lease_mend(hl__shm_space *space, uint32_t index, uint32_t dead, int6
     (void)atomic_compare_exchange_strong(&lease->base.used, &used, used & ~HL__MAKES);
 }
 
-/* Of the claims of a dead process those that wait are ended first. A wait counts the claims that its
-   session has of the row as its own: if these were ended before it, it would take another session's
-   for them, and be granted beside that. */
-static bool waits_end(hl__shm_space *space, uint32_t dead, int64_t deadline) {
-  const uint32_t chunks = hl__shm_chunks(space);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    if (atomic_load(&space->table->dir[chunk]) != ((uint32_t)HL__NODES << 24 | dead)) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
-      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
-      const hl__shm_node *node = hl__shm_node_at(space, at);
-      if (node && hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT &&
-          hl__shm_claim_clear(space, at, deadline, NULL) != HL_OK)
-        return false;
-    }
-  }
-  return true;
+/* A slot that is being mended. */
+typedef struct mending {
+  hl__shm_space *space;
+  uint32_t dead;
+  int64_t deadline;
+  bool stuck[HL__SHM_PARTS]; /* a process is stopped inside, or was for too long */
+  bool left;                 /* some claims are there still */
+} mending;
+
+/* Where a partition cannot be had, only its own claims stay: those of the others keep no process
+   waiting. */
+static void claim_mend(mending *self, uint32_t at, const hl__shm_node *node) {
+  const uint64_t key = hl__shm_key_of(atomic_load(&node->claim));
+  bool *stuck = &self->stuck[hl__shm_part_of(hl__shm_hash(key))];
+  if (!*stuck) *stuck = hl__shm_claim_clear(self->space, at, self->deadline, NULL) != HL_OK;
+  if (*stuck && hl__shm_state_of(atomic_load(&node->claim)) != HL__FREE) self->left = true;
 }
 
-/* The units of one chunk. False: the deadline has passed. */
-static bool chunk_mend(hl__shm_space *space, uint32_t chunk, uint32_t dead, int64_t deadline) {
-  const uint32_t word = atomic_load(&space->table->dir[chunk]), owner = word & HL__SHM_UNOWNED;
-  const uint32_t kind = word >> 24, first = chunk * HL__SHM_PER_CHUNK;
-  if (owner != dead && owner != 0) return true;
+/* Of the claims of a dead process those that wait are ended first. A wait counts the claims that its
+   session has of the row as its own: if these were ended before it, it would take another session's
+   for them, and be granted beside that. The claims of a row are in one partition: where the wait
+   stays, they stay. */
+static void waits_end(mending *self) {
+  const uint32_t chunks = hl__shm_chunks(self->space),
+                 mine = (uint32_t)HL__NODES << 24 | self->dead;
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
+    if (atomic_load(&self->space->table->dir[chunk]) != mine) continue;
+    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
+      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
+      const hl__shm_node *node = hl__shm_node_at(self->space, at);
+      if (node && hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT)
+        claim_mend(self, at, node);
+    }
+  }
+}
+
+/* The units of one chunk. */
+static void chunk_mend(mending *self, uint32_t chunk) {
+  hl__shm_space *space = self->space;
+  const uint32_t dead = self->dead, word = atomic_load(&space->table->dir[chunk]);
+  const uint32_t owner = word & HL__SHM_UNOWNED, kind = word >> 24;
+  if (owner != dead && owner != 0) return;
   for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
-    const uint32_t at = first + i;
+    const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
     hl__shm_node *node = kind == HL__NODES ? hl__shm_node_at(space, at) : NULL;
     if (node && owner == dead) {
-      if (hl__shm_claim_clear(space, at, deadline, NULL) != HL_OK) return false;
+      claim_mend(self, at, node);
     } else if (node) { /* set aside for a lease that has not come to be */
       uint64_t claim = hl__shm_claim(dead, 0, HL__RESERVED);
       (void)atomic_compare_exchange_strong(&node->claim, &claim, 0);
@@ -74,10 +93,9 @@ static bool chunk_mend(hl__shm_space *space, uint32_t chunk, uint32_t dead, int6
       hl__shm_record *record = hl__shm_record_at(space, at);
       if (record) atomic_store(&record->used, 0);
     } else if (kind == HL__LEASES && owner == 0 && i % HL__SHM_LEASE_UNITS == 0) {
-      lease_mend(space, at, dead, deadline);
+      lease_mend(space, at, dead, self->deadline);
     }
   }
-  return true;
 }
 
 static void chunks_free(hl__shm_space *space, uint32_t dead) {
@@ -94,9 +112,10 @@ static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
   hl__shm_parts_break(space, dead);
   if (dead == 0 || dead >= HL__SHM_SLOTS || atomic_load(&space->table->slot[dead].state) == 0)
     return;
-  if (!waits_end(space, dead, deadline)) return;
-  for (uint32_t chunk = 1; chunk < chunks; chunk++)
-    if (!chunk_mend(space, chunk, dead, deadline)) return;
+  mending self = {.space = space, .dead = dead, .deadline = deadline};
+  waits_end(&self);
+  for (uint32_t chunk = 1; chunk < chunks; chunk++) chunk_mend(&self, chunk);
+  if (self.left) return;
   chunks_free(space, dead);
   (void)atomic_fetch_add(&space->mended, 1);
   atomic_store(&space->table->slot[dead].state, 0);
