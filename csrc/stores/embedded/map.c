@@ -244,6 +244,16 @@ static int file_open(hl__shm_space *space, const hl_layout *layout, struct stat 
   return HL_OK;
 }
 
+/* A mapping that no child has, nor one that is born in between: it would have the file, and with that
+   the locks on its bytes, so that its dead parent would seem to live. */
+static void *file_map(int fd, size_t size, int protection) {
+  hl__fork_forbid();
+  void *mapping = mmap(NULL, size, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (mapping != MAP_FAILED) (void)madvise(mapping, size, MADV_DONTFORK);
+  hl__fork_allow();
+  return mapping;
+}
+
 int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) {
   struct stat st;
   hl__shm_header header = {.version = 0};
@@ -259,12 +269,10 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
     memset(&header, 0, sizeof header);
   status = header_check(space, &header, st.st_size, error);
   if (status) return status;
-  void *mapping =
-      mmap(NULL, HL__SHM_MAPPED, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, space->fd, 0);
+  void *mapping = file_map(space->fd, HL__SHM_MAPPED, PROT_READ | PROT_WRITE);
   if (mapping == MAP_FAILED)
     return hl__error_errno(error, HL_ESTORE, "cannot map %s/" HL__SHM_FILE, space->directory.path);
   space->table = mapping;
-  (void)madvise(mapping, HL__SHM_MAPPED, MADV_DONTFORK);
   tokens_begin(&space->table->header);
   /* systemd-tmpfiles leaves a directory alone that is locked so, even if its user sleeps for weeks. */
   (void)flock(space->directory.fd, LOCK_SH | LOCK_NB);
@@ -446,7 +454,7 @@ bool hl__shm_is_fragile(hl__shm_space *space) {
   int fd = hl__file_open(&space->directory, HL__SHM_FILE, &st);
   void *page = MAP_FAILED;
   if (fd >= 0 && is_file(space, &st) && fcntl(fd, F_OFD_SETLK, &byte) == 0)
-    page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    page = file_map(fd, 4096, PROT_READ);
   hl__file_close(fd);
   if (page == MAP_FAILED) return true;
   bool fragile = hl__shm_byte_free(space, HL__SHM_PROBE);
