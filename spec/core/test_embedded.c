@@ -599,6 +599,23 @@ static void a_stopped_process_is_named_to_those_that_wait(void **state) {
   assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
 }
 
+static void a_call_that_waits_for_a_stopped_process_is_cancelled(void **state) {
+  (void)state;
+  hl_row rows[1] = {row(2, 3, S)};
+  pid_t pid = holder_start(rows, 1, true);
+  (void)kill(pid, SIGSTOP);
+  waiter it = {.session = a, .row = row(2, 3, S), .ms = PATIENCE_MS};
+  assert_int_equal(pthread_create(&it.thread, NULL, waiter_run, &it), 0);
+  pause_ms(STAYS_MS);
+  assert_false(atomic_load(&it.done));
+  int64_t begun = hl__now_ms();
+  hl__shm_cancel(a);
+  assert_int_equal(waiter_end(&it), HL_CANCELLED);
+  assert_true(hl__now_ms() - begun < PATIENCE_MS / 4);
+  holder_kill(pid);
+  assert_int_equal(take_one(a, row(2, 3, S), PATIENCE_MS), HL_OK); /* it was forgotten */
+}
+
 static void a_release_does_not_wait_for_a_stopped_process(void **state) {
   (void)state;
   hl_row rows[2] = {row(2, 3, S), row(2, 3, S)};
@@ -1421,6 +1438,7 @@ int main(int argc, char **argv) {
       IT(a_waiter_hardly_wakes_up),
       IT(a_stopped_process_inside_is_named),
       IT(a_stopped_process_is_named_to_those_that_wait),
+      IT(a_call_that_waits_for_a_stopped_process_is_cancelled),
       IT(a_release_does_not_wait_for_a_stopped_process),
       IT(one_of_the_dead_is_in_the_way_of_another_s_mender),
       IT(a_stopped_process_is_in_the_way_of_one_partition_alone),

@@ -398,8 +398,10 @@ void hl__shm_futex_wait(hl__a32 *word, uint32_t seen, int64_t until);
 void hl__shm_futex_wake(hl__a32 *word, int n);
 
 /* Takes a partition's lock after a first try has failed. HL_OK; HL_TIMEOUT: *error says which process
-   is inside, and for how long; HL_ECONNECTION. */
-int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline, hl_error *error);
+   is inside, and for how long; HL_CANCELLED: *cancelled (NULL: never) has become true;
+   HL_ECONNECTION. */
+int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline,
+                      const atomic_bool *cancelled, hl_error *error);
 /* Has a HL_TIMEOUT name the process that has the lock, if that one is stopped: for a waiter, who may
    have been given the row but for that. */
 void hl__shm_part_blame(hl__shm_space *space, uint32_t part, hl_error *error);
@@ -412,7 +414,7 @@ static inline bool hl__shm_part_try(hl__shm_space *space, uint32_t part) {
 static inline int hl__shm_part_lock(hl__shm_space *space, uint32_t part, int64_t deadline,
                                     hl_error *error) {
   if (__builtin_expect(hl__shm_part_try(space, part), 1)) return HL_OK;
-  return hl__shm_part_wait(space, part, deadline, error);
+  return hl__shm_part_wait(space, part, deadline, NULL, error);
 }
 static inline void hl__shm_part_unlock(hl__shm_space *space, uint32_t part) {
   hl__a32 *lock = &space->table->part[part].lock;

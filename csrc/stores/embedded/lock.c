@@ -58,7 +58,8 @@ static bool spin(hl__shm_space *space, uint32_t part) {
   return false;
 }
 
-int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline, hl_error *error) {
+int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline,
+                      const atomic_bool *cancelled, hl_error *error) {
   hl__a32 *lock = &space->table->part[part].lock;
   const uint32_t me = space->me + 1;
   uint32_t whose = 0;
@@ -81,6 +82,8 @@ int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline, hl_
       whose = word;
       since = now;
     }
+    if (cancelled && atomic_load(cancelled))
+      return hl__error(error, HL_CANCELLED, "the wait was cancelled");
     if (now > deadline) return inside_error(space, slot, now - since, error);
     if (now - since > SUSPECT_NS && hl__shm_is_dead(space, slot)) {
       space->break_locks(space, slot);

@@ -174,7 +174,7 @@ static void claim_give_back(hl__shm_session *session, const hl__shm_held *held) 
   hl__shm_wakes wakes = {0};
   if (!node) return;
   if (__builtin_expect(!hl__shm_part_try(space, part), 0) &&
-      hl__shm_part_wait(space, part, hl__shm_now() + RELEASE_NS, NULL) != HL_OK) {
+      hl__shm_part_wait(space, part, hl__shm_now() + RELEASE_NS, NULL, NULL) != HL_OK) {
     /* A process was stopped inside. Others see that the row is free once they get in. */
     uint64_t claim = held->claim;
     const uint64_t left = hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), HL__LEFT);
@@ -285,7 +285,8 @@ static int granted_await(const hl__shm_taking *self, uint32_t index, uint64_t ke
       return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
     hl__shm_futex_wait(&node->wake, 0, sleep_until(self, lease_ms));
     if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
-    if (self->alone && !hl__shm_look(space)) hl__shm_sweep(space, false, self->deadline);
+    if (self->alone && !hl__shm_look(space))
+      hl__shm_sweep(space, false, hl__shm_now() + HL__SHM_POLL_NS);
     if (atomic_load(&space->gone)) return hl__shm_gone_error(space, error);
     /* Only we do so: a grant changes the claim first. */
     atomic_store(&node->wake, 0);
@@ -402,7 +403,8 @@ static int row_enter(const hl__shm_taking *self, const hl_row *want, uint32_t *w
   int status = HL_OK;
   if (!hl__shm_part_try(space, part)) {
     const int64_t most = try_once ? TRY_NS : session->ear ? BELL_NS : 0;
-    status = hl__shm_part_wait(space, part, most ? hl__shm_now() + most : self->deadline, error);
+    status = hl__shm_part_wait(space, part, most ? hl__shm_now() + most : self->deadline,
+                               &session->cancelled, error);
   }
   if (status) {
     hl__shm_node_put(session, index);
