@@ -676,6 +676,36 @@ static void a_stopped_process_is_in_the_way_of_one_partition_alone(void **state)
   }
 }
 
+/* Another thread of this process is mending, for some slot. */
+static void *mend_elsewhere(void *context) {
+  (void)pthread_mutex_lock(&space->mending);
+  atomic_store((atomic_bool *)context, true);
+  pause_ms(10);
+  (void)pthread_mutex_unlock(&space->mending);
+  return NULL;
+}
+
+/* The try waits for some time only; so of many one must succeed on a busy machine, too. */
+static void a_try_waits_for_a_mender(void **state) {
+  (void)state;
+  enum {
+    TRIES = 20
+  };
+  const hl_row it = row(2, 3, X);
+  int status = HL_TIMEOUT;
+  for (int i = 0; i < TRIES && status; i++) {
+    atomic_bool mends = false;
+    pthread_t thread;
+    holder_kill(holder_start(&it, 1, false));
+    assert_int_equal(pthread_create(&thread, NULL, mend_elsewhere, &mends), 0);
+    while (!atomic_load(&mends)) pause_ms(1);
+    status = take_one(a, it, 0);
+    (void)pthread_join(thread, NULL);
+    hl__shm_sweep(space, true, INT64_MAX);
+  }
+  assert_int_equal(status, HL_OK);
+}
+
 /* What a child has of a row. */
 typedef struct upgrade_seen {
   uint32_t held, waits;
@@ -1442,6 +1472,7 @@ int main(int argc, char **argv) {
       IT(a_release_does_not_wait_for_a_stopped_process),
       IT(one_of_the_dead_is_in_the_way_of_another_s_mender),
       IT(a_stopped_process_is_in_the_way_of_one_partition_alone),
+      IT(a_try_waits_for_a_mender),
       IT(a_dead_waiter_is_granted_nothing_by_its_mender),
       IT(a_slot_is_not_taken_while_it_is_mended),
       IT(a_program_without_descriptors_keeps_its_locks),

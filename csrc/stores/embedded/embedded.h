@@ -469,6 +469,9 @@ void hl__shm_break(hl__shm_space *space, uint32_t slot);
 void hl__shm_parts_break(hl__shm_space *space, uint32_t dead);
 /* Looks for dead slots, and mends them, unless some process has just done so (force: in any case). */
 void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline);
+/* The same for a caller whose answer depends on it: where another thread or process is mending, the
+   caller waits for the end of that. */
+void hl__shm_sweep_out(hl__shm_space *space, int64_t deadline);
 /* Once after each boot, before any other process uses the table: nothing of before is alive, and a
    power failure may have torn what was written last. */
 void hl__shm_reboot(hl__shm_space *space, const uint64_t boot[2]);

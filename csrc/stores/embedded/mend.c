@@ -11,6 +11,10 @@
 
 #include <limits.h>
 #include <string.h>
+#include <time.h>
+
+/* Between two looks whether another mender is done. */
+#define LOOK_NS 100000
 
 void hl__shm_parts_break(hl__shm_space *space, uint32_t dead) {
   for (uint32_t p = 0; p < HL__SHM_PARTS; p++) {
@@ -122,13 +126,15 @@ static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
 }
 
 /* One thread of a process does so at a time, as the bytes are its process'. It may meet a partition
-   that another dead process has locked: only that lock is broken then. */
-HL__UNCHECKED static void dead_do(hl__shm_space *space, uint32_t dead, bool all, int64_t deadline) {
+   that another dead process has locked: only that lock is broken then. False: another thread or
+   process is mending. */
+HL__UNCHECKED static bool dead_do(hl__shm_space *space, uint32_t dead, bool all, int64_t deadline) {
   const off_t byte = HL__SHM_MEND + (off_t)(dead < HL__SHM_SLOTS ? dead : HL__SHM_SLOTS);
-  if (pthread_mutex_trylock(&space->mending) != 0) return;
+  if (pthread_mutex_trylock(&space->mending) != 0) return false;
   const uint32_t outer = space->mends;
   const bool has = outer && byte == HL__SHM_MEND + (off_t)outer; /* only in a damaged file */
-  if (has || hl__shm_byte_lock(space, byte)) {
+  const bool mine = has || hl__shm_byte_lock(space, byte);
+  if (mine) {
     /* Behind both: were the descriptor another file's by now, neither would mean anything. */
     if (hl__shm_is_dead(space, dead) && hl__shm_touchable(space)) {
       if (all && !outer) {
@@ -142,13 +148,24 @@ HL__UNCHECKED static void dead_do(hl__shm_space *space, uint32_t dead, bool all,
     if (!has) hl__shm_byte_unlock(space, byte);
   }
   (void)pthread_mutex_unlock(&space->mending);
+  return mine;
 }
 
 void hl__shm_mend(hl__shm_space *space, uint32_t slot, int64_t deadline) {
-  dead_do(space, slot, true, deadline);
+  (void)dead_do(space, slot, true, deadline);
 }
 
-void hl__shm_break(hl__shm_space *space, uint32_t slot) { dead_do(space, slot, false, 0); }
+void hl__shm_break(hl__shm_space *space, uint32_t slot) { (void)dead_do(space, slot, false, 0); }
+
+static void slots_mend(hl__shm_space *space, bool awaits, int64_t deadline) {
+  static const struct timespec moment = {.tv_nsec = LOOK_NS};
+  const uint32_t top = atomic_load(&space->table->header.slots_top);
+  for (uint32_t i = 1; i < top && i < HL__SHM_SLOTS; i++)
+    while (i != space->me && atomic_load(&space->table->slot[i].state) &&
+           hl__shm_is_dead(space, i) && !dead_do(space, i, true, deadline) && awaits &&
+           hl__shm_now() < deadline)
+      (void)nanosleep(&moment, NULL);
+}
 
 void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline) {
   hl__shm_header *header = &space->table->header;
@@ -156,10 +173,11 @@ void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline) {
   uint64_t last = atomic_load(&header->swept);
   if (!force && last <= now && now - last < HL__SHM_POLL_NS / 2) return;
   if (!atomic_compare_exchange_strong(&header->swept, &last, now) && !force) return;
-  const uint32_t top = atomic_load(&header->slots_top);
-  for (uint32_t i = 1; i < top && i < HL__SHM_SLOTS; i++)
-    if (i != space->me && atomic_load(&space->table->slot[i].state) && hl__shm_is_dead(space, i))
-      hl__shm_mend(space, i, deadline);
+  slots_mend(space, false, deadline);
+}
+
+void hl__shm_sweep_out(hl__shm_space *space, int64_t deadline) {
+  slots_mend(space, true, deadline);
 }
 
 /* After a boot the ends of leases are made of their Unix times. But the machine's clock may be wrong

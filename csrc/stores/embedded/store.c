@@ -12,6 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How long an observer waits until the dead are out of its sight: another process may be stopped
+   where it keeps that up. */
+#define MENDED_NS 100000000
 /* How often a call begins anew because the directory was removed under it. */
 #define REOPEN_MAX 3
 
@@ -147,7 +150,8 @@ static int session_holders(hl_session *base, const hl_lease_filter *filter, hl_h
   if (status) return status;
   hl__shm_space *space = session->table->space;
   /* What dead processes held is in the table until it is mended. */
-  hl__shm_sweep(space, true, hl__shm_ns(deadline));
+  const int64_t end = hl__shm_ns(deadline), most = hl__shm_now() + MENDED_NS;
+  hl__shm_sweep_out(space, end < most ? end : most);
   hl__embedded_leases_list(space, filter, fn, context);
   return hl__embedded_sessions_list(space, filter, fn, context, error);
 }

@@ -450,7 +450,7 @@ static int row_retry(const hl__shm_taking *self, const hl_row *want, hl_error *e
   hl__shm_space *space = self->session->space;
   const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);
   uint32_t waits;
-  hl__shm_sweep(space, true, hl__shm_now() + MEND_NS);
+  hl__shm_sweep_out(space, hl__shm_now() + MEND_NS);
   for (int ended = 0; ended < OVER_MAX; ended++)
     if (hl__shm_leases_look(space, key, hl__shm_now() + TRY_NS) != 0) break;
   int status = row_enter(self, want, &waits, error);
