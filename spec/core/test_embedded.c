@@ -636,6 +636,27 @@ static uint32_t part_of(hl_row it) {
   return hl__shm_part_of(hl__shm_hash(hl__shm_key((uint32_t)it.bucket, it.level)));
 }
 
+static void many_releases_do_not_wait_for_a_stopped_process(void **state) {
+  (void)state;
+  enum {
+    ROWS = 1000
+  };
+  hl_row rows[ROWS], beside[1] = {row(1, 1, X)};
+  uint32_t bucket = 0;
+  for (int i = 0; i < ROWS; i++) {
+    do rows[i] = row(2, ++bucket, X);
+    while (part_of(rows[i]) != part_of(beside[0]));
+  }
+  assert_int_equal(take(a, rows, ROWS, 0), HL_OK);
+  pid_t pid = holder_start(beside, 1, true);
+  (void)kill(pid, SIGSTOP);
+  int64_t begun = hl__now_ms();
+  hl__shm_give_back(a, 0);
+  assert_true(hl__now_ms() - begun < ROWS);
+  holder_kill(pid);
+  assert_int_equal(take(b, rows, ROWS, PATIENCE_MS), HL_OK);
+}
+
 /* The first has a claim in a partition in which the second has died. */
 static void one_of_the_dead_is_in_the_way_of_another_s_mender(void **state) {
   (void)state;
@@ -1470,6 +1491,7 @@ int main(int argc, char **argv) {
       IT(a_stopped_process_is_named_to_those_that_wait),
       IT(a_call_that_waits_for_a_stopped_process_is_cancelled),
       IT(a_release_does_not_wait_for_a_stopped_process),
+      IT(many_releases_do_not_wait_for_a_stopped_process),
       IT(one_of_the_dead_is_in_the_way_of_another_s_mender),
       IT(a_stopped_process_is_in_the_way_of_one_partition_alone),
       IT(a_try_waits_for_a_mender),

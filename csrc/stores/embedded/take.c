@@ -167,6 +167,12 @@ static bool held_reserve(hl__shm_session *session, size_t n) {
   return true;
 }
 
+/* Until when a release waits for a partition: not again once something is late, or all rows of one
+   partition would wait, one after the other. */
+static int64_t release_end(hl__shm_space *space) {
+  return hl__shm_now() + (atomic_load(&space->late_count) ? 0 : RELEASE_NS);
+}
+
 static void claim_give_back(hl__shm_session *session, const hl__shm_held *held) {
   hl__shm_space *space = session->space;
   const uint32_t part = hl__shm_part_of(held->hash);
@@ -174,7 +180,7 @@ static void claim_give_back(hl__shm_session *session, const hl__shm_held *held) 
   hl__shm_wakes wakes = {0};
   if (!node) return;
   if (__builtin_expect(!hl__shm_part_try(space, part), 0) &&
-      hl__shm_part_wait(space, part, hl__shm_now() + RELEASE_NS, NULL, NULL) != HL_OK) {
+      hl__shm_part_wait(space, part, release_end(space), NULL, NULL) != HL_OK) {
     /* A process was stopped inside. Others see that the row is free once they get in. */
     uint64_t claim = held->claim;
     const uint64_t left = hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), HL__LEFT);
