@@ -31,12 +31,13 @@ typedef struct hl__shm_bell {
   pthread_t thread;
   pthread_mutex_t mutex;
   bool started HL__GUARDED_BY(hl__shm_bell_mutex);
-  bool closing HL__GUARDED_BY(hl__shm_bell_mutex);
+  bool closing HL__GUARDED_BY(hl__shm_bell_mutex);  /* the space has no user any more */
+  bool calls HL__GUARDED_BY(hl__shm_bell_mutex);    /* the thread has not come back from `done` */
   hl__list todo HL__GUARDED_BY(hl__shm_bell_mutex); /* ears */
   hl__a32 word;                                     /* a futex: how often it was called */
   hl__a32 sleeps;
   /* The thread's own. */
-  bool orphaned; /* the space has no user any more, and the thread ends it */
+  bool orphaned; /* the space lost its last user during `done`: the thread ends it */
   bool watched;  /* the watch's thread watches for deaths */
   int64_t looked;
   uint32_t n;
@@ -46,9 +47,6 @@ typedef struct hl__shm_bell {
 } hl__shm_bell;
 
 HL__MUTEX_FUNCTIONS(hl__shm_bell, hl__shm_bell, mutex, hl__shm_bell_mutex)
-
-/* Of the thread: the space that it serves. */
-static _Thread_local hl__shm_space *served;
 
 HL__UNCHECKED int hl__shm_bell_new(hl__shm_space *space, hl_error *error) {
   hl__shm_bell *bell = calloc(1, sizeof *bell);
@@ -94,6 +92,14 @@ static void unchain(hl__shm_bell *bell, hl__shm_ear *ear) {
   ear->chained = 0;
 }
 
+/* The thread has come back from `done`. */
+static void came_back(hl__shm_bell *bell) {
+  hl__shm_bell_lock(bell);
+  bell->calls = false;
+  bell->orphaned = bell->closing;
+  hl__shm_bell_unlock(bell);
+}
+
 static void run_ear(hl__shm_space *space, hl__shm_ear *ear) {
   hl__shm_bell *bell = space->bell;
   if (hl__list_empty(&ear->all)) {
@@ -102,7 +108,10 @@ static void run_ear(hl__shm_space *space, hl__shm_ear *ear) {
   }
   hl__heap_remove(&bell->soonest, &ear->timed);
   unchain(bell, ear);
-  if (!ear->go(ear)) return;
+  if (!ear->go(ear)) {
+    came_back(bell);
+    return;
+  }
   if (ear->node) {
     hl__shm_ear **head = chain_of(bell, ear->node);
     ear->chained = ear->node;
@@ -119,6 +128,7 @@ void hl__shm_bell_leave(hl__shm_session *session) {
   hl__shm_bell_lock(bell);
   hl__list_remove(&ear->todo);
   session->ear = NULL;
+  bell->calls = true;
   hl__shm_bell_unlock(bell);
   hl__list_remove(&ear->all);
   bell->n--;
@@ -209,8 +219,9 @@ static void look(hl__shm_space *space, bool gone) {
 static void sleep_until_called(hl__shm_space *space, uint32_t called, uint32_t rung, bool on_slot) {
   hl__shm_bell *bell = space->bell;
   hl__shm_slot *slot = slot_of(space);
-  int64_t until =
-      bell->n == 0 ? INT64_MAX : bell->looked + (bell->watched ? LOOK_NS : HL__SHM_POLL_NS);
+  int64_t until = bell->n == 0    ? INT64_MAX
+                  : bell->watched ? bell->looked + LOOK_NS
+                                  : hl__shm_now() + HL__SHM_POLL_NS;
   if (bell->soonest && bell->soonest->key < until) until = bell->soonest->key;
   atomic_store(&bell->sleeps, on_slot ? ON_SLOT : ON_WORD);
   if (on_slot) atomic_store(&slot->asleep, 1);
@@ -232,7 +243,7 @@ static bool is_closing(hl__shm_bell *bell) {
 }
 
 static void *run(void *context) {
-  hl__shm_space *space = served = context;
+  hl__shm_space *space = context;
   hl__shm_bell *bell = space->bell;
   while (!bell->orphaned && !is_closing(bell)) {
     const uint32_t called = atomic_load(&bell->word);
@@ -250,7 +261,6 @@ static void *run(void *context) {
   }
   if (bell->orphaned) {
     (void)pthread_detach(pthread_self());
-    served = NULL;
     space->end(space);
   }
   return NULL;
@@ -292,17 +302,17 @@ int hl__shm_bell_enter(hl__shm_session *session, hl__shm_ear *ear, hl_error *err
 
 HL__UNCHECKED bool hl__shm_bell_stop(hl__shm_space *space) {
   hl__shm_bell *bell = space->bell;
-  if (!bell || bell->orphaned) return true;
-  if (served == space) {
-    bell->orphaned = true;
-    return false;
-  }
+  if (!bell) return true;
   hl__shm_bell_lock(bell);
   bell->closing = true;
-  bool started = bell->started;
+  const bool joins = bell->started && !bell->orphaned, calls = bell->calls;
   hl__shm_bell_unlock(bell);
-  call(space);
-  if (started) (void)pthread_join(bell->thread, NULL);
+  /* It may want a mutex that the caller has. After this call of `done` there is no other. */
+  if (calls) return false;
+  if (joins) {
+    call(space);
+    (void)pthread_join(bell->thread, NULL);
+  }
   return true;
 }
 

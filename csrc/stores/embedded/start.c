@@ -40,9 +40,12 @@ static int take_begin(starting *self, hl_error *error) {
   const size_t named = self->request->n - self->part.n;
   self->begun = true;
   if (named > 0 && !hl__embedded_files_reserve(session, named)) return hl__error_memory(error);
+  const hl__embedded_store *store = hl__embedded_store_of(session);
   int status = hl__shm_take_begin(&self->taking, error);
+  if (status == HL_OK && named > 0)
+    status = hl__file_again(&table->space->directory, store->flocks, error);
   if (status) return status;
-  const char *application = hl__embedded_store_of(session)->config->application;
+  const char *application = store->config->application;
   if (hl__shm_tell(table, self->request, application)) return HL_OK;
   return hl__shm_full_error(table->space, error);
 }
