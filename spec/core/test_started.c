@@ -25,12 +25,14 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum {
   PATIENCE_MS = 20000, /* after that a condition that should come true has failed to */
   ORDER_MS = 6000,     /* for MANY, one after the other; it takes 100 */
+  SOON_MS = 4000,      /* soon, where a look at MANY, 1,000 of them twice a second, takes 10 s */
   STAYS_MS = 60,       /* for how long something stays before it is believed to stay */
   WAITS = -1           /* hl_store's statuses are not negative */
 };
@@ -529,6 +531,82 @@ static void exit_frees(void **state) {
   }
 }
 
+/* ------------------------------------------------------- few threads, another root */
+
+static int64_t cpu_ms(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* In a child: it can have one thread, the bell's, which so watches itself. */
+static int watchless(void) {
+  const struct rlimit two = {2, 2};
+  wanted it;
+  hl_store *own = store_new();
+  hl_session *first = session_new(own);
+  (void)want(&it, 7, HL_EXCLUSIVE, PATIENCE_MS);
+  it.session = session_new(own);
+  if (take(first, 7) != HL_OK) return 1;
+  if (setuid(54321 + (uid_t)getpid() % 10000) != 0 || setrlimit(RLIMIT_NPROC, &two) != 0) return 2;
+  start(&it);
+  pause_us(200000);
+  if (entries_of("/proc/self/task") - 2 != 2) return 77;
+  int64_t began = cpu_ms();
+  pause_us(1000000);
+  int64_t took = cpu_ms() - began;
+  print_message("without a thread that watches: %lld ms of CPU in a second\n", (long long)took);
+  if (took > 250) return 3;
+  give(first);
+  return await(&it) == HL_OK ? 0 : 4;
+}
+
+/* In a child: behind chroot() the name of Symfony's file leads to another file. */
+static int jailed(void) {
+  char jail[96], path[256], names[8] = {0};
+  const uint32_t size = 1;
+  wanted it;
+  memcpy(names, &size, sizeof size);
+  names[4] = 'n';
+  if (setenv("TMPDIR", directory, 1) != 0) return 1;
+  config.interoperates = true;
+  hl_store *own = store_new();
+  (void)want(&it, 7, HL_EXCLUSIVE, PATIENCE_MS);
+  it.session = session_new(own);
+  it.rows[0] = (hl_row){.level = HL_LEVEL_NAMED, .bucket = 7, .mode = HL_EXCLUSIVE};
+  it.request.names = names;
+  start(&it);
+  if (await(&it) != HL_OK) return 2;
+  give(it.session);
+  (void)snprintf(jail, sizeof jail, "%s/jail", directory);
+  (void)snprintf(path, sizeof path, "mkdir -p %s%s", jail, directory);
+  if (system(path) != 0) return 3;
+  if (chroot(jail) != 0 || chdir("/") != 0) return 77;
+  atomic_store(&it.status, WAITS);
+  start(&it);
+  return await(&it) == HL_ESTORE && strstr(it.base.error.message, "root directory") ? 0 : 4;
+}
+
+static void in_child(int (*run)(void)) {
+  int status;
+  pid_t pid = fork();
+  if (pid == 0) _exit(run());
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  assert_true(WIFEXITED(status));
+  if (WEXITSTATUS(status) != 77) assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* Only the superuser has another user's limits; ThreadSanitizer has a thread itself. */
+static void it_sleeps_where_no_thread_can_watch(void **state) {
+  (void)state;
+  if (geteuid() == 0 && THREADS_OF_TOOLS == 0) in_child(watchless);
+}
+
+static void a_file_below_another_root_is_refused(void **state) {
+  (void)state;
+  if (geteuid() == 0) in_child(jailed);
+}
+
 /* ------------------------------------------------------------ the store's end */
 
 static void close_then(wanted *it) {
@@ -549,6 +627,36 @@ static void a_callback_closes_the_store(void **state) {
     start(&it);
     assert_int_equal(await(&it), HL_OK);
   }
+}
+
+static atomic_bool is_closed;
+
+static void outlast_then(wanted *it) {
+  int64_t end = hl__now_ms() + PATIENCE_MS;
+  ops->session_close(it->session);
+  atomic_store(&it->status, HL_BUSY);
+  while (!atomic_load(&is_closed) && hl__now_ms() < end) pause_us(50);
+  it->session = NULL;
+  if (!atomic_load(&is_closed)) it->number = UINT64_MAX;
+}
+
+/* The callback may wait for the thread that closes the last store of the directory: as the core's,
+   for a mutex that this thread has. */
+static void a_callback_outlasts_the_store(void **state) {
+  (void)state;
+  wanted it;
+  hl_store *own = store_new();
+  (void)want(&it, 7, HL_EXCLUSIVE, PATIENCE_MS);
+  it.session = session_new(own);
+  it.then = outlast_then;
+  start(&it);
+  while (status_of(&it) == WAITS) pause_us(50);
+  ops->close(own);
+  atomic_store(&is_closed, true);
+  int64_t end = hl__now_ms() + PATIENCE_MS;
+  while (status_of(&it) == HL_BUSY && hl__now_ms() < end) pause_us(50);
+  assert_int_equal(status_of(&it), HL_OK);
+  assert_true(it.number != UINT64_MAX);
 }
 
 static wanted next_one;
@@ -699,6 +807,37 @@ static void many_cancelled(void **state) {
   many_end(them, HL_CANCELLED);
 }
 
+/* However many wait, the one in whose way a lease is hears at once that the lease ends sooner. */
+static void a_lease_is_shortened_for_one_of_many(void **state) {
+  (void)state;
+  hl_session *other = session_new(store);
+  hl_lease_terms terms = {.ttl = 20 * PATIENCE_MS, .owner = "owner", .turn = 1};
+  hl_grant grant = {0};
+  int64_t sent;
+  wanted it;
+  memset(terms.id, 5, sizeof terms.id);
+  memset(terms.holder, 6, sizeof terms.holder);
+  (void)want(&it, 8, HL_EXCLUSIVE, 0);
+  it.request.lease = &terms;
+  assert_int_equal(ops->take(other, &it.request, &grant, NULL), HL_OK);
+  terms.place = grant.place;
+  assert_int_equal(take(holder, 7), HL_OK);
+  wanted *them = many_start(0, HL_EXCLUSIVE, 10 * PATIENCE_MS, NULL);
+  uint64_t before = waits(holder);
+  start_one(&it, 8, HL_EXCLUSIVE, PATIENCE_MS);
+  waiting_await(holder, before + 1);
+  int64_t began = hl__now_ms();
+  assert_int_equal(
+      store->leases->refresh(other, &terms, 100, hl__now_ms() + PATIENCE_MS, &sent, NULL), HL_OK);
+  assert_int_equal(await(&it), HL_OK);
+  print_message("of %d: %lld ms\n", MANY, (long long)(it.done_ms - began));
+  assert_true(it.done_ms < began + SOON_MS);
+  for (int i = 0; i < MANY; i++) ops->interrupt(them[i].session);
+  many_end(them, HL_CANCELLED);
+  ops->session_close(it.session);
+  ops->session_close(other);
+}
+
 /* ---------------------------------------------------------------- a crowd */
 
 #define THREADS 4
@@ -767,7 +906,10 @@ int main(int argc, char **argv) {
       IT(processes_take_turns),
       IT(a_forked_child_leaves_it_alone),
       IT(exit_frees),
+      cmocka_unit_test(it_sleeps_where_no_thread_can_watch),
+      cmocka_unit_test(a_file_below_another_root_is_refused),
       cmocka_unit_test(a_callback_closes_the_store),
+      cmocka_unit_test(a_callback_outlasts_the_store),
       cmocka_unit_test(a_callback_starts_the_next),
       IT(a_removed_file_is_noticed),
       IT(many_share),
@@ -775,6 +917,7 @@ int main(int argc, char **argv) {
       IT(many_rows),
       IT(many_expire),
       IT(many_cancelled),
+      IT(a_lease_is_shortened_for_one_of_many),
       IT(a_crowd),
       cmocka_unit_test(nothing_is_left),
   };

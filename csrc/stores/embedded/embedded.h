@@ -432,6 +432,8 @@ typedef struct hl__shm_wakes {
   hl__a32 *word[32];
 } hl__shm_wakes;
 void hl__shm_wakes_send(hl__shm_wakes *wakes);
+/* Has the process of a node that waits, or did until now, look at it again. */
+void hl__shm_waiter_wake(hl__shm_space *space, uint32_t index, hl__shm_wakes *wakes);
 
 /* The row of that key, found or (make) made; *index: its number. NULL: there is none, or no space
    for one, or the file is damaged. */
@@ -514,13 +516,14 @@ bool hl__shm_watch_bell(hl__shm_space *space, bool waits);
 
 /* HL_OK, HL_ENOMEM. */
 int hl__shm_bell_new(hl__shm_space *space, hl_error *error);
-/* Ends the thread. False: it is the calling one, which ends the space (space->end) later. */
+/* Ends the thread, once the space has no user any more. False: it is in `done` of a take, and ends
+   the space (space->end) behind that. */
 bool hl__shm_bell_stop(hl__shm_space *space);
 void hl__shm_bell_free(hl__shm_space *space);
 /* Hands the ear of a session to the thread, which calls ear->go soon. HL_OK; HL_BUSY: no thread can
    be started. */
 int hl__shm_bell_enter(hl__shm_session *session, hl__shm_ear *ear, hl_error *error);
-/* On the bell's thread: the session's take has ended. */
+/* On the bell's thread: the session's take has ended, and `done` comes next. */
 void hl__shm_bell_leave(hl__shm_session *session);
 /* Has the session's ear called soon, if it has one. Any thread. */
 void hl__shm_bell_call(hl__shm_session *session);

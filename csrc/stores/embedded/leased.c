@@ -185,11 +185,7 @@ static void waiters_wake(hl__shm_space *space, hl__shm_lease *lease, uint64_t st
     hl__shm_node *node = hl__shm_node_at(space, at);
     if (!node || claim_lock(space, at, stamp, hl__shm_now() + PATIENCE_NS, &row) != HL_OK) return;
     const uint64_t claim = atomic_load(&node->claim);
-    hl__shm_node *first = row ? hl__shm_node_at(space, row->first) : NULL;
-    if (first) {
-      atomic_store(&first->wake, 1);
-      wakes.word[wakes.n++] = &first->wake;
-    }
+    if (row && hl__shm_node_at(space, row->first)) hl__shm_waiter_wake(space, row->first, &wakes);
     at = atomic_load(&node->chain);
     claim_unlock(space, claim, &wakes);
   }

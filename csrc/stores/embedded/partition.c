@@ -191,6 +191,16 @@ static void ring(hl__shm_space *space, uint32_t index, hl__shm_wakes *wakes) {
     wakes_add(wakes, &slot->bell);
 }
 
+void hl__shm_waiter_wake(hl__shm_space *space, uint32_t index, hl__shm_wakes *wakes) {
+  hl__shm_node *node = hl__shm_node_at(space, index);
+  if (node->flags & HL__RINGS) {
+    ring(space, index, wakes);
+  } else {
+    wakes_add(wakes, &node->wake);
+    atomic_store(&node->wake, 1);
+  }
+}
+
 /* Looks at each holder: those of the node's own session are not in its way, nor are those of the
    lease that it exempts. The exempted lease may end while the node waits, so no count can be kept.
    */
@@ -249,12 +259,7 @@ void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes)
       continue;
     queue_unlink(space, row, index);
     hl__shm_hold_link(space, row, index, mode);
-    if (node->flags & HL__RINGS) {
-      ring(space, index, wakes);
-    } else {
-      wakes_add(wakes, &node->wake);
-      atomic_store(&node->wake, 1);
-    }
+    hl__shm_waiter_wake(space, index, wakes);
     (void)atomic_fetch_add_explicit(&space->handed, 1, memory_order_relaxed);
   }
 }
