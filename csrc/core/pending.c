@@ -362,12 +362,11 @@ static void run(hl__task *task) {
    worker. The others do not look. */
 #define LOOKING_MAX 16
 
-/* hl__call.ended */
-static void ended(hl__call *call, int status, const hl_error *error) {
-  hl_pending *pending = HL__LIST_ENTRY(call, hl_pending, call);
-  hl_manager *manager = call->manager;
-  hl__manager_mutex_lock(manager);
-  manager->line.going++; /* this thread sends what may go now */
+/* The store has ended the call so. Gives the mutex back meanwhile. The calling thread counts in
+   `going`: it sends afterwards what may go now. */
+static void started_end(hl_pending *pending, int status, const hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = pending->call.manager;
   bool looks = leave(pending, status) && manager->line.looking < LOOKING_MAX;
   if (looks) {
     pending->error = *error;
@@ -376,15 +375,25 @@ static void ended(hl__call *call, int status, const hl_error *error) {
     if (looks) manager->line.looking++;
     if (!looks) pending->refused = HL_OK;
   }
-  hl__manager_mutex_unlock(manager);
-  if (!looks) made(pending, status, error, NULL);
-  hl__manager_mutex_lock(manager);
+  if (!looks) {
+    hl__manager_mutex_unlock(manager);
+    made(pending, status, error, NULL);
+    hl__pending_unref(pending); /* not the manager's last reference: the caller has one */
+    hl__manager_mutex_lock(manager);
+  }
   manager->line.started--;
   if (manager->closed) (void)pthread_cond_broadcast(&manager->done);
+}
+
+/* hl__call.ended */
+static void ended(hl__call *call, int status, const hl_error *error) {
+  hl_manager *manager = call->manager;
+  hl__manager_mutex_lock(manager);
+  manager->line.going++;
+  started_end(HL__LIST_ENTRY(call, hl_pending, call), status, error);
   manager->line.going--;
   hl__line_go(manager);
   hl__manager_mutex_unlock(manager);
-  if (!looks) hl__pending_unref(pending);
 }
 
 /* Has the store begin it. False: no thread can be had now, and nothing is changed. */
@@ -403,9 +412,9 @@ static bool send_started(hl_pending *pending) {
     atomic_fetch_sub(&pending->references, 1u); /* the owner has one still */
     return false;
   }
-  hl__manager_mutex_unlock(manager);
-  ended(call, status, &error);
-  hl__manager_mutex_lock(manager);
+  /* Were the next one sent from here, a store that refuses all would have this call itself once for
+     each of them. */
+  started_end(pending, status, &error);
   return true;
 }
 

@@ -5,6 +5,7 @@
  */
 #include "hierlock.h"
 #include "clock.h"
+#include "error.h"
 #include "store.h"
 
 #include <setjmp.h>
@@ -18,6 +19,7 @@
 
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -530,6 +532,89 @@ static void test_many(void **state) {
   }
 }
 
+/* -------------------------------------------------------- all are refused */
+
+static hl_store_ops refusing_store;
+static atomic_bool refuses;
+
+static int refusing_start(hl_session *session, const hl_request *request, hl_started *started,
+                          hl_error *error) {
+  if (!atomic_load(&refuses)) return hl_store_file.start(session, request, started, error);
+  return hl__error(error, HL_ESTORE, "refused");
+}
+
+/* Each that leaves lets the next one go, which the store refuses at once. */
+static void test_all_are_refused(void **state) {
+  (void)state;
+  const hl_store_ops *const stores[] = {&refusing_store, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  crowd_of crowd;
+  char dsn[80];
+  refusing_store = hl_store_file;
+  refusing_store.start = refusing_start;
+  crowd_start(&crowd, MANY, "u1/a1");
+  hl_manager_close(crowd.manager);
+  (void)snprintf(dsn, sizeof dsn, "file:%s", directory);
+  config.dsn = dsn;
+  config.stores = stores;
+  assert_int_equal(hl_manager_open(&config, &crowd.manager, NULL), HL_OK);
+  (void)crowd_starts(&crowd, HL_EXCLUSIVE, 10 * DEADLINE);
+  atomic_store(&refuses, true);
+  hl_lock_free(crowd.held);
+  crowd.held = NULL;
+  hl_lock_free(granted(crowd.pending[0]));
+  for (int i = 1; i < MANY; i++) failed(crowd.pending[i], HL_ESTORE);
+  crowd.n = 0;
+  crowd_free(&crowd);
+}
+
+/* --------------------------------------------------------- amidst exit() */
+
+static crowd_of closed_late;
+
+static void close_late(void) {
+  hl_lock_free(closed_late.held);
+  (void)usleep(200000); /* the keeper and the store's thread let the crowd go */
+  hl_manager_close(closed_late.manager);
+}
+
+/* With a store that blocks there is a handler of exit(), which says that it has begun. */
+static void exit_with_a_crowd(void) {
+  static hl_store_ops blocking_store;
+  const hl_store_ops *const stores[] = {&blocking_store, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *blocking;
+  char dsn[80];
+  if (atexit(close_late) != 0) _exit(1);
+  blocking_store = hl_store_file;
+  blocking_store.traits.blocks = true;
+  (void)snprintf(dsn, sizeof dsn, "file:%s", directory);
+  config.dsn = dsn;
+  config.stores = stores;
+  if (hl_manager_open(&config, &blocking, NULL) != HL_OK) _exit(2);
+  crowd_start(&closed_late, FEW, "u1/a1");
+  (void)crowd_starts(&closed_late, HL_SHARED, 10 * DEADLINE);
+  exit(0); /* NOLINT: that is the test */
+}
+
+/* A handler of exit() may close a manager whose pendings are granted at this moment. */
+static void test_closed_by_a_handler_of_exit(void **state) {
+  (void)state;
+  int status = 0;
+  pid_t child = fork(), ended = 0;
+  if (child == 0) exit_with_a_crowd();
+  for (int i = 0; i < DEADLINE && ended == 0; i++) {
+    (void)usleep(1000);
+    ended = waitpid(child, &status, WNOHANG);
+  }
+  if (ended == 0) {
+    (void)kill(child, SIGKILL);
+    (void)waitpid(child, NULL, 0);
+  }
+  assert_int_equal(ended, child);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest alone[] = {
       cmocka_unit_test(with_few_threads),
@@ -543,6 +628,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_a_crowd_without_a_thread),
       cmocka_unit_test(test_without_any_thread),
       cmocka_unit_test(test_many),
+      cmocka_unit_test(test_all_are_refused),
+      cmocka_unit_test(test_closed_by_a_handler_of_exit),
       cmocka_unit_test(nothing_is_left),
   };
   make_directory_name();
