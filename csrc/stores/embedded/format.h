@@ -266,8 +266,8 @@ typedef struct hl__shm_record {
   /* Of a lease: its nodes, by `chain`. Of a request that waits: a record that has the rows that it
      wants, as claims, where texts are in others; note.mode is their number. */
   hl__a32 first;
-  uint32_t next;   /* in its process' list of free records */
-  uint32_t number; /* of a session: for observers */
+  uint32_t next;  /* in its process' list of free records */
+  hl__a32 number; /* of a session: for observers */
   hl__shm_note note;
 } hl__shm_record;
 

@@ -245,7 +245,7 @@ static bool session_take(hl__shm_space *space, const finding *found, hl_holder *
   /* The sessions of each process have numbers of their own. */
   if (holder->pid)
     (void)snprintf(holder->session, sizeof holder->session, "%" PRId64 ".%" PRIu32, holder->pid,
-                   session->number);
+                   atomic_load(&session->number));
   /* Or it was granted meanwhile. */
   uint64_t claim = atomic_load(&node->claim);
   unsigned state = hl__shm_state_of(claim);

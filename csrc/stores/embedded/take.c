@@ -43,7 +43,7 @@ int hl__shm_begin(hl__shm_space *space, hl__shm_session **result, hl_error *erro
     return hl__shm_full_error(space, error);
   }
   static hl__a32 numbers;
-  hl__shm_record_at(space, session->record)->number = atomic_fetch_add(&numbers, 1);
+  atomic_store(&hl__shm_record_at(space, session->record)->number, atomic_fetch_add(&numbers, 1));
   hl__shm_space_ref(space);
   *result = session;
   return HL_OK;
