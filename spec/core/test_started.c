@@ -548,7 +548,7 @@ static int watchless(void) {
   (void)want(&it, 7, HL_EXCLUSIVE, PATIENCE_MS);
   it.session = session_new(own);
   if (take(first, 7) != HL_OK) return 1;
-  if (setuid(54321 + (uid_t)getpid() % 10000) != 0 || setrlimit(RLIMIT_NPROC, &two) != 0) return 2;
+  if (setuid(54321 + (uid_t)getpid() % 10000) != 0 || setrlimit(RLIMIT_NPROC, &two) != 0) return 77;
   start(&it);
   pause_us(200000);
   if (entries_of("/proc/self/task") - 2 != 2) return 77;
