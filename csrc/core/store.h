@@ -205,7 +205,7 @@ typedef struct hl_lease_filter {
 
    HL_ECONNECTION: the session has ended; the core repeats the call on another one. HL_ELOST: there
    is no record of that id and holder any more; if it was revoked, *error says by whom
-   (hl__error_revoked). Of terms, only id, holder, place and the fields that are named count. */
+   (hl__record_refuse). Of terms, only id, holder, place and the fields that are named count. */
 typedef struct hl_lease_ops {
   /* Has the lease end `ttl` from now. terms->turn and token count. Never creates a record. *sent_ms:
      when the command was sent (hl__boot_ms), not when it was answered. After a failure, too, the

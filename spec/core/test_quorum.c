@@ -30,6 +30,9 @@
 #define STAYS_MS 100
 #define PATIENCE_MS 20000
 #define LONG_MS 60000
+#define SHORT_MS 2000
+/* A lease is healed at least as often. */
+#define HEALED_MS 3500
 /* exit() waits longer for a thread that does not come. */
 #define AWAITED_MS 2000
 #define TRIES 10
@@ -71,9 +74,12 @@ static gate closes;        /* before it is closed */
 static atomic_bool cuts;   /* the answer to that drop does not come */
 static hl_store_ops gated; /* the embedded store, in directories named gated-... */
 static hl_lease_ops gated_leases;
+static hl_store_ops absent;   /* it cannot be opened: absent-... */
 static atomic_bool down;      /* no store can be opened */
 static atomic_bool leaseless; /* a store that is opened has no leases */
 static atomic_uint left;      /* so many of these stores are open, or being opened */
+static atomic_bool refuses;   /* no lease can be made */
+static atomic_uint asked;     /* so many were asked for meanwhile */
 
 static void gate_pass(gate *self) {
   if (!atomic_load(&self->shut) || atomic_exchange(&self->reached, true)) return;
@@ -94,7 +100,12 @@ static int gated_settle(hl_session *session, int64_t deadline, hl_error *error) 
 
 static int gated_take(hl_session *session, const hl_request *request, hl_grant *grant,
                       hl_error *error) {
-  if (hl__is_presence(request->lease->id)) gate_pass(&begins);
+  if (hl__is_presence(request->lease->id)) {
+    gate_pass(&begins);
+  } else if (atomic_load(&refuses)) {
+    atomic_fetch_add(&asked, 1u);
+    return hl__error(error, HL_ESTORE, "it refuses");
+  }
   return hl_store_file.take(session, request, grant, error);
 }
 
@@ -128,12 +139,17 @@ static int gated_open(const hl_store_config *config, hl_store **store, hl_error 
   return HL_OK;
 }
 
+static int absent_open(const hl_store_config *config, hl_store **store, hl_error *error) {
+  (void)config, (void)store;
+  return hl__error(error, HL_ECONNECTION, "it is absent");
+}
+
 /* -------------------------------------------------------------------- a quorum */
 
 static int find(const hl_store_config *config, const char *dsn, const hl_store_ops **found,
                 hl_error *error) {
   (void)config, (void)error;
-  *found = strstr(dsn, "/gated-") ? &gated : &hl_store_file;
+  *found = strstr(dsn, "/gated-") ? &gated : strstr(dsn, "/absent-") ? &absent : &hl_store_file;
   return HL_OK;
 }
 
@@ -322,6 +338,77 @@ static void a_presence_that_is_written_at_the_end_goes_too(void **state) {
   assert_int_equal(records("gated-c", true), 0);
 }
 
+/* ----------------------------------------------------------------- what is left of a lease */
+
+static void path_of(char path[128], const char *member, const char *end) {
+  (void)snprintf(path, 128, "%s/%s%s", directory, member, end);
+}
+
+static void empty(const char *member) {
+  char path[128], gone[128];
+  path_of(path, member, "");
+  path_of(gone, member, "-gone");
+  assert_true(rename(path, gone) == 0);
+}
+
+/* A file stands where the directory was. */
+static void spoil(const char *member) {
+  char path[128];
+  path_of(path, member, "");
+  FILE *file = fopen(path, "w");
+  assert_non_null(file);
+  (void)fclose(file);
+}
+
+static int refresh(hl_session *session, hl_lease_terms *terms, int64_t *sent_ms) {
+  hl_error error;
+  *sent_ms = 0;
+  terms->turn++;
+  return session->store->leases->refresh(session, terms, LONG_MS, hl__now_ms() + PATIENCE_MS,
+                                         sent_ms, &error);
+}
+
+/* Three of five members have it for long. One of them has lost it, so the next has it for a short
+   time only. */
+static void a_lease_is_healed_for_no_longer_than_a_quorum_has_it(void **state) {
+  opened quorum;
+  hl_error error;
+  int64_t sent;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "gated-a b c d absent-e", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms first = lease_named("first");
+  first.ttl = SHORT_MS;
+  assert_int_equal(take(session, &first), HL_OK);
+  WAIT_UNTIL(records("gated-a", false) + records("b", false) + records("c", false) +
+                 records("d", false) ==
+             4);
+  int64_t end = hl__boot_ms() + SHORT_MS;
+  atomic_store(&refuses, true);
+  empty("d");
+  spoil("d");
+  sleep_ms(STAYS_MS); /* a store looks after its directory every 10 ms */
+  WAIT_UNTIL(refresh(session, &first, &sent) == HL_OK);
+
+  for (const char *const *member = (const char *const[]){"b", "c", "gated-a", NULL}; *member;
+       member++)
+    empty(*member);
+  spoil("b");
+  spoil("c");
+  sleep_ms(STAYS_MS);
+  WAIT_UNTIL(refresh(session, &first, &sent) != HL_OK && sent + LONG_MS <= end);
+  unsigned before;
+  do {
+    before = atomic_load(&asked);
+    sleep_ms(HEALED_MS);
+    assert_true(hl__boot_ms() < end + PATIENCE_MS);
+  } while (atomic_load(&asked) != before || hl__boot_ms() < end + HEALED_MS);
+  atomic_store(&refuses, false);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
 /* ------------------------------------------------------------------------- opening */
 
 static void *open_plainly(void *unused) {
@@ -448,6 +535,7 @@ int main(void) {
       TEST(an_end_that_waits_does_not_end_the_presence_of_a_newer_lease),
       TEST(an_end_that_is_repeated_does_not_end_a_newer_presence),
       TEST(a_presence_that_is_written_at_the_end_goes_too),
+      TEST(a_lease_is_healed_for_no_longer_than_a_quorum_has_it),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),
       cmocka_unit_test(nothing_is_left),
@@ -459,6 +547,8 @@ int main(void) {
   gated.close = gated_close;
   gated.settle = gated_settle;
   gated.take = gated_take;
+  absent = gated;
+  absent.open = absent_open;
   int failed = cmocka_run_group_tests_name("the quorum", tests, NULL, NULL);
   hl_layout_unref(layout);
   return failed;

@@ -189,16 +189,12 @@ int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *l
   return since ? since - drift(ttl) : 0;
 }
 
-int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *lease) {
+int64_t hl__known_until(const hl__quorum_store *store, hl__quorum_lease *lease) {
   int64_t till[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
   for (unsigned i = 0; i < store->n; i++)
     if (lease->at[i].in) till[n++] = lease->at[i].till;
-  return nth(store, till, n);
-}
-
-int64_t hl__known_until(const hl__quorum_store *store, hl__quorum_lease *lease) {
-  int64_t till = hl__known_till(store, lease);
-  if (till < lease->end) lease->end = till;
-  return till;
+  int64_t until = nth(store, till, n);
+  if (until && until < lease->end) lease->end = until;
+  return until;
 }

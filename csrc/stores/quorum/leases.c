@@ -141,7 +141,7 @@ static int refreshed(polling *self, hl__quorum_lease *lease, int64_t ttl, int64_
     return gone(self, error);
   }
   if (self->ok < store->need) {
-    int64_t till = hl__known_till(store, lease);
+    int64_t till = hl__known_until(store, lease);
     if (till) *sent_ms = till - ttl;
     return unknown(self, "did not refresh", error);
   }

@@ -346,10 +346,8 @@ unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lea
 int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex);
 /* Until when a quorum of the members in the lease has it; hl__boot_ms. If one has left it, that may
-   be sooner than its holder believes. */
-int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *lease)
-    HL__REQUIRES(hl__quorum_mutex);
-/* The same, after a conversion, for hl_grant.until_ms: the lease is believed for no longer. */
+   be sooner than its holder believes. From now on the lease is believed, and healed, for no longer.
+   0: that is not known. */
 int64_t hl__known_until(const hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* ---- presence.c; with the mutex, which is given back while a member is asked */
