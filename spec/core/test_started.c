@@ -705,6 +705,49 @@ static void a_removed_file_is_noticed(void **state) {
   ops->session_close(it.session);
 }
 
+static uint32_t part_of(uint32_t bucket) {
+  return hl__shm_part_of(hl__shm_hash(hl__shm_key(bucket, 2)));
+}
+
+static void stop_inside(hl_session *session) {
+  hl__shm_space *space = hl__embedded_session_of(session)->table->space;
+  if (hl__shm_part_lock(space, part_of(7), INT64_MAX, NULL)) _exit(4);
+  atomic_store(&between->step, 2);
+  (void)raise(SIGSTOP);
+  stay(session);
+}
+
+/* Many want rows of the partition of which a process is stopped inside; one a row of another. */
+static void those_a_stopped_process_keeps_out_keep_no_other(void **state) {
+  (void)state;
+  enum {
+    STUCK = 50
+  };
+  wanted other, them[STUCK];
+  uint32_t free = 8, stuck = 7;
+  while (part_of(free) == part_of(stuck)) free++;
+  assert_int_equal(take(holder, free), HL_OK);
+  start_one(&other, free, HL_EXCLUSIVE, 10 * PATIENCE_MS);
+  stays(&other);
+  pid_t pid = child_start(stop_inside);
+  step_await(2);
+  for (int i = 0; i < STUCK; i++) {
+    do stuck++;
+    while (part_of(stuck) != part_of(7));
+    start_one(&them[i], stuck, HL_EXCLUSIVE, 10 * PATIENCE_MS);
+  }
+  stays(&them[STUCK - 1]);
+  give(holder);
+  assert_int_equal(await(&other), HL_OK);
+  (void)kill(pid, SIGKILL);
+  (void)waitpid(pid, NULL, 0);
+  for (int i = 0; i < STUCK; i++) {
+    assert_int_equal(await(&them[i]), HL_OK);
+    ops->session_close(them[i].session);
+  }
+  ops->session_close(other.session);
+}
+
 /* ------------------------------------------------------------- very many */
 
 static int threads_now(void) { return entries_of("/proc/self/task") - 2; }
@@ -903,6 +946,7 @@ int main(int argc, char **argv) {
       IT(a_killed_holder_is_noticed),
       IT(a_granter_dies_before_it_rings),
       IT(a_granter_stops_before_it_rings),
+      IT(those_a_stopped_process_keeps_out_keep_no_other),
       IT(processes_take_turns),
       IT(a_forked_child_leaves_it_alone),
       IT(exit_frees),

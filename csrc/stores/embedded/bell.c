@@ -252,7 +252,9 @@ static void *run(void *context) {
     const uint32_t rung = on_slot ? atomic_load(&slot_of(space)->bell) : 0;
     for (hl__shm_ear *ear; !bell->orphaned && (ear = todo_next(bell));) run_ear(space, ear);
     if (on_slot) rung_run(space);
-    while (bell->soonest && bell->soonest->key <= hl__shm_now())
+    /* One at a time: those that a stopped process keeps out of a partition may come again, each after
+       a moment, sooner than all have had their turn. */
+    if (bell->soonest && bell->soonest->key <= hl__shm_now())
       run_ear(space, HL__LIST_ENTRY(bell->soonest, hl__shm_ear, timed));
     look(space, gone);
     /* If the first one waits only now, its grant may have been rung already. */
