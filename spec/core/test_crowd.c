@@ -600,7 +600,7 @@ static void exit_with_a_crowd(void) {
 /* A handler of exit() may close a manager whose pendings are granted at this moment. */
 static void test_closed_by_a_handler_of_exit(void **state) {
   (void)state;
-  /* The child calls exit_group(), and valgrind then waits in it for a thread that has ended. */
+  /* valgrind 3.19 does not end a forked child that has threads: it waits for them for ever. */
   if (getenv("HIERLOCK_SLOWER")) skip();
   int status = 0;
   pid_t child = fork(), ended = 0;
