@@ -249,7 +249,8 @@ static void target(hl_plan *plan, locked *nodes, bool updates) {
     hl_id ids[3];
     for (int i = 0; i < 3; i++) {
       path[i] = i < depth ? (int8_t)any((uint64_t)many[i]) : -1;
-      if (i == 0 && fails_over) path[0] = nodes->path[0][0]; /* Redis Cluster: one root a step */
+      /* Redis Cluster locks one root in a step, Memcached upgrades one. */
+      if (i == 0 && (fails_over || is_store("memcached"))) path[0] = nodes->path[0][0];
       int n = snprintf(names[i], sizeof names[i], "%c%d", "uar"[i], path[i]);
       ids[i] = (hl_id){names[i], (size_t)n};
     }
