@@ -103,7 +103,7 @@ static bool walk_from(walk *self, bool locked, int64_t deadline) {
   for (uint32_t k = 0; k < self->n && !self->found; k++) {
     const hl__shm_node *node = hl__shm_node_at(self->space, self->todo[k]);
     const uint64_t claim = node ? atomic_load(&node->claim) : 0;
-    const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim)));
+    const uint32_t part = hl__shm_claim_part(claim);
     if (hl__shm_state_of(claim) != HL__WAIT) continue;
     if (!locked && hl__shm_part_lock(self->space, part, deadline, NULL) != HL_OK) return false;
     look(self, self->todo[k], claim);
@@ -117,9 +117,7 @@ static bool give_way(hl__shm_space *space, uint32_t index) {
   hl__shm_node *node = hl__shm_node_at(space, index);
   uint64_t claim = atomic_load(&node->claim);
   return hl__shm_state_of(claim) == HL__WAIT &&
-         atomic_compare_exchange_strong(
-             &node->claim, &claim,
-             hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), HL__GONE));
+         atomic_compare_exchange_strong(&node->claim, &claim, hl__shm_claim_as(claim, HL__GONE));
 }
 
 int hl__shm_circle(hl__shm_space *space, uint32_t index, hl_error *error) {

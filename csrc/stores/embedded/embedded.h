@@ -127,7 +127,6 @@ HL__MUTEX_FUNCTIONS(hl__shm_space, hl__shm_space, mutex, hl__shm_space_mutex)
 /* A claim that a session has. */
 typedef struct hl__shm_held {
   uint32_t node;
-  uint32_t hash;
   uint64_t claim; /* HELD */
 } hl__shm_held;
 #define HL__SHM_CACHE 16u
@@ -306,8 +305,7 @@ typedef struct hl__shm_claim_seen {
   uint64_t claim;
   uint32_t session; /* index of the record: of a session, or of a lease */
   uint32_t note;    /* of the record that tells of its request */
-  uint32_t slot;
-  bool leased;
+  uint32_t slot;    /* 0: it is a lease's */
 } hl__shm_claim_seen;
 
 /* Calls fn for each claim that is HELD or WAIT, without any lock; each was so at a moment during the
@@ -366,6 +364,23 @@ static inline hl__shm_row *hl__shm_row_at(hl__shm_space *space, uint32_t unit) {
 }
 /* How many chunks there are to look at; the first is number 1. */
 uint32_t hl__shm_chunks(const hl__shm_space *space);
+/* The next chunk of that kind and owner (HL__SHM_ANY: of any, or of none). 0: there is no other. */
+#define HL__SHM_ANY UINT32_MAX
+uint32_t hl__shm_chunk_next(const hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner,
+                            uint32_t chunk);
+/* Goes on to the next unit of all such chunks; *at: 0 before the first. False: there is no other. */
+static inline bool hl__shm_unit_next(const hl__shm_space *space, enum hl__shm_kind kind,
+                                     uint32_t owner, uint32_t *at) {
+  const uint32_t next = *at + hl__shm_units(kind);
+  *at = *at && next % HL__SHM_PER_CHUNK
+            ? next
+            : hl__shm_chunk_next(space, kind, owner, *at / HL__SHM_PER_CHUNK) * HL__SHM_PER_CHUNK;
+  return *at != 0;
+}
+/* Whose chunk the unit is in. */
+static inline uint32_t hl__shm_owner_of(const hl__shm_space *space, uint32_t unit) {
+  return atomic_load(&space->table->dir[unit / HL__SHM_PER_CHUNK]) & HL__SHM_UNOWNED;
+}
 /* A chunk for an owner: a free one of that kind, or a new one, for which there is space. 0: there is
    no space. */
 uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner);
@@ -469,6 +484,8 @@ void hl__shm_mend(hl__shm_space *space, uint32_t slot, int64_t deadline);
 void hl__shm_break(hl__shm_space *space, uint32_t slot);
 /* The same for a caller that has the byte MEND + slot. */
 void hl__shm_parts_break(hl__shm_space *space, uint32_t dead);
+/* Makes the chunks of a slot free, unless a claim is left in them: then false. */
+bool hl__shm_chunks_leave(hl__shm_space *space, uint32_t slot);
 /* Looks for dead slots, and mends them, unless some process has just done so (force: in any case). */
 void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline);
 /* The same for a caller whose answer depends on it: where another thread or process is mending, the

@@ -159,6 +159,14 @@ static inline uint64_t hl__shm_claim(uint64_t key, unsigned mode, unsigned state
 static inline uint64_t hl__shm_key_of(uint64_t claim) { return claim & 0xFFFFFFFFFFu; }
 static inline unsigned hl__shm_mode_of(uint64_t claim) { return (unsigned)(claim >> 40) & 7u; }
 static inline unsigned hl__shm_state_of(uint64_t claim) { return (unsigned)(claim >> 48); }
+/* The same claim in another state. */
+static inline uint64_t hl__shm_claim_as(uint64_t claim, unsigned state) {
+  return hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), state);
+}
+/* Of a row that a request wants. */
+static inline uint64_t hl__shm_row_key(const hl_row *row) {
+  return hl__shm_key((uint32_t)row->bucket, row->level);
+}
 
 /* Part of the format: all processes must look for a row in one place. */
 static inline uint32_t hl__shm_hash(uint64_t key) {
@@ -172,6 +180,10 @@ static inline uint32_t hl__shm_hash(uint64_t key) {
 static inline uint32_t hl__shm_part_of(uint32_t hash) { return hash % HL__SHM_PARTS; }
 static inline uint32_t hl__shm_head_of(uint32_t hash) {
   return hash / HL__SHM_PARTS % HL__SHM_HEADS;
+}
+/* The partition of a claim, or of a key. */
+static inline uint32_t hl__shm_claim_part(uint64_t claim) {
+  return hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim)));
 }
 
 /* ---------------------------------------------------------------- units */
@@ -220,18 +232,19 @@ typedef struct hl__shm_node {
   uint32_t room[2];
 } hl__shm_node;
 
-/* record.used: 0, or these with the slot to which it belongs, or that makes or unmakes it. */
-#define HL__USED (1ull << 32)
+/* record.used of a lease: 0, or these with the slot that makes or unmakes it. */
 #define HL__LEASE (1ull << 40)
 #define HL__MAKES (1ull << 41)
 #define HL__UNMAKES (1ull << 42)
-#define HL__KEPT                                                                                   \
-  (1ull << 43) /* a lease that is over and has no claims: only for its holder to read */
+#define HL__KEPT (1ull << 43) /* it is over, and has no claims: only for its holder to read */
 /* A record is used again, and in the same way. So the last bits of a lease's stamp are in the words
    that others change by a CAS: above 44 bits of `used`, and below 44 bits of milliseconds of `end`. */
 #define HL__STAMP_BITS 20
 #define HL__STAMP_MASK ((1ull << HL__STAMP_BITS) - 1)
 static inline uint64_t hl__shm_used_stamp(uint64_t stamp) { return stamp << (64 - HL__STAMP_BITS); }
+static inline bool hl__shm_used_is(uint64_t used, uint64_t stamp) {
+  return used >> (64 - HL__STAMP_BITS) == (stamp & HL__STAMP_MASK);
+}
 static inline uint64_t hl__shm_end_word(int64_t ms, uint64_t stamp) {
   const int64_t most = INT64_MAX >> HL__STAMP_BITS;
   return (uint64_t)(ms < 1      ? 1
@@ -257,7 +270,7 @@ typedef struct hl__shm_note {
 
 /* Of a session, of an agent, of a request; of a lease, with more behind it. */
 typedef struct hl__shm_record {
-  hl__a64 used;
+  hl__a64 used;  /* of a lease: HL__LEASE ... */
   hl__a64 end;   /* of a lease: hl__shm_end_word; 0: it is over */
   hl__a64 stamp; /* of a lease: a number that no other has had. Else: the agent's number */
   hl__a32 agent; /* the record of the session's agent, which may be itself */
@@ -298,6 +311,9 @@ typedef struct hl__shm_lease {
 #define HL__SHM_WANTED HL__SHM_TEXT(64 + 128 + 256)
 #define HL__SHM_RECORD_UNITS 8u
 #define HL__SHM_LEASE_UNITS 16u
+static inline uint32_t hl__shm_units(enum hl__shm_kind kind) {
+  return kind == HL__LEASES ? HL__SHM_LEASE_UNITS : kind == HL__RECORDS ? HL__SHM_RECORD_UNITS : 1;
+}
 
 /* ------------------------------------------------------------- the file */
 

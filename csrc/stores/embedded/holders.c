@@ -177,9 +177,9 @@ static bool is_wanted(const findings *self, uint32_t note) {
 
 static bool claim_find(void *context, const hl__shm_claim_seen *seen) {
   findings *self = context;
-  bool hit = !seen->leased && conflicts(self->filter, seen->claim);
+  bool hit = conflicts(self->filter, seen->claim);
   bool waiting = hl__shm_state_of(seen->claim) == HL__WAIT;
-  if (seen->leased || (!hit && !waiting)) return true;
+  if (seen->slot == 0 || (!hit && !waiting)) return true;
   hit = hit || is_wanted(self, seen->note);
   if (self->n == self->capacity) {
     size_t capacity = self->capacity ? 2 * self->capacity : 64;

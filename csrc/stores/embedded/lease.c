@@ -74,8 +74,7 @@ static void grip_leave(const grip *self) {
    first: if `busy` was set before, the record stays that lease's. */
 static bool is_lease(hl__shm_lease *lease, uint64_t stamp) {
   const uint64_t used = atomic_load(&lease->base.used);
-  return (used & HL__LEASE) != 0 && (used & HL__MAKES) == 0 &&
-         (used & ~(UINT64_MAX >> HL__STAMP_BITS)) == hl__shm_used_stamp(stamp) &&
+  return (used & HL__LEASE) != 0 && (used & HL__MAKES) == 0 && hl__shm_used_is(used, stamp) &&
          atomic_load(&lease->base.stamp) == stamp &&
          (atomic_load(&lease->base.end) != 0 || atomic_load(&lease->revoked) != 0);
 }
@@ -453,9 +452,7 @@ static int rows_compare(const grip *self, const hl_request *request, hl_error *e
     uint64_t claim = atomic_load(&node->claim);
     const hl_row *row = NULL;
     for (size_t i = 0; i < request->n && !row; i++)
-      if (hl__shm_key((uint32_t)request->rows[i].bucket, request->rows[i].level) ==
-          hl__shm_key_of(claim))
-        row = &request->rows[i];
+      if (hl__shm_row_key(&request->rows[i]) == hl__shm_key_of(claim)) row = &request->rows[i];
     if (!row || hl__shm_state_of(claim) != HL__HELD) break;
     if (row->mode != hl__shm_mode_of(claim)) {
       if (exclusive || row->mode != HL_SHARED) break;

@@ -54,7 +54,7 @@ static bool common_claim(hl__shm_space *space, enum hl__shm_kind kind, hl__a64 *
 /* A free unit of slot 0's chunks of that kind, whose first word is 0, set aside by `word`. 0: no
    space is left. */
 static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_t word) {
-  const uint32_t units = kind == HL__NODES ? 1 : HL__SHM_LEASE_UNITS;
+  const uint32_t units = hl__shm_units(kind);
   hl__a32 *hint = &space->hints[kind == HL__NODES];
   const uint32_t chunks = hl__shm_chunks(space), from = atomic_load(hint);
   for (uint32_t n = 0; n <= chunks; n++) {
@@ -74,8 +74,8 @@ static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_
 
 uint32_t hl__shm_lease_make(hl__shm_space *space) {
   const uint64_t stamp = atomic_fetch_add(&space->table->header.seq, 1) + 1;
-  uint32_t index = common_get(
-      space, HL__LEASES, HL__USED | HL__LEASE | HL__MAKES | space->me | hl__shm_used_stamp(stamp));
+  uint32_t index =
+      common_get(space, HL__LEASES, HL__LEASE | HL__MAKES | space->me | hl__shm_used_stamp(stamp));
   hl__shm_lease *lease = index ? hl__shm_lease_at(space, index) : NULL;
   if (!lease) return 0;
   hl__a64 *words = (hl__a64 *)(void *)lease;
@@ -112,7 +112,7 @@ int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadl
     hl__shm_node *node = at ? hl__shm_node_at(space, at) : NULL;
     const hl__shm_node *own = hl__shm_node_at(space, held->node);
     if (!node) return hl__shm_full_error(space, error);
-    const uint32_t part = hl__shm_part_of(held->hash);
+    const uint32_t part = hl__shm_claim_part(held->claim);
     int status = hl__shm_part_lock(space, part, deadline, error);
     hl__shm_row *row = status || !own ? NULL : hl__shm_row_of(space, own);
     if (!row) {
@@ -142,7 +142,7 @@ static int claim_lock(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t
   hl__shm_node *node = hl__shm_node_at(space, at);
   const uint64_t claim = node ? atomic_load(&node->claim) : 0;
   if (hl__shm_state_of(claim) != HL__HELD) return HL__ABSENT;
-  const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim)));
+  const uint32_t part = hl__shm_claim_part(claim);
   const int status = hl__shm_part_lock(space, part, deadline, NULL);
   if (status) return status;
   /* HELD as before, and only under this lock does it become another. */
@@ -157,7 +157,7 @@ static int claim_lock(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t
 }
 
 static void claim_unlock(hl__shm_space *space, uint64_t claim, hl__shm_wakes *wakes) {
-  hl__shm_part_unlock(space, hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim))));
+  hl__shm_part_unlock(space, hl__shm_claim_part(claim));
   hl__shm_wakes_send(wakes);
 }
 
@@ -251,13 +251,9 @@ static bool claims_take(hl__shm_space *space, hl__shm_lease *lease, uint64_t sta
   while (at && steps++ < STEPS_MAX && claim_take(space, at, stamp, deadline, &next) == HL_OK)
     at = next;
   if (chained && !at) return true;
-  const uint32_t chunks = hl__shm_chunks(space);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    if (atomic_load(&space->table->dir[chunk]) != (uint32_t)HL__NODES << 24) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
-      const int status = claim_take(space, chunk * HL__SHM_PER_CHUNK + i, stamp, deadline, &next);
-      all = all && (status == HL_OK || status == HL__ABSENT);
-    }
+  for (at = 0; hl__shm_unit_next(space, HL__NODES, 0, &at);) {
+    const int status = claim_take(space, at, stamp, deadline, &next);
+    all = all && (status == HL_OK || status == HL__ABSENT);
   }
   return all;
 }
@@ -274,7 +270,7 @@ static void unmake(hl__shm_space *space, hl__shm_lease *lease, uint64_t used, bo
   /* Another stamp: a later lease has the record, and `used` is another by now; or the process died
      before it wrote the stamp, and so before there was a claim. */
   const uint64_t stamp = atomic_load(&lease->base.stamp);
-  const bool stamped = hl__shm_used_stamp(stamp) == (used & ~(UINT64_MAX >> HL__STAMP_BITS));
+  const bool stamped = hl__shm_used_is(used, stamp);
   if (stamped && !claims_take(space, lease, stamp, chained, deadline)) return;
   uint64_t kept = (used & ~HL__UNMAKES) | HL__KEPT;
   (void)atomic_compare_exchange_strong(&lease->base.used, &used,
@@ -301,14 +297,14 @@ void hl__shm_lease_forget(hl__shm_space *space, uint32_t index, uint64_t stamp) 
   atomic_store(&lease->revoked, 0);
   if (!(used & HL__KEPT))
     hl__shm_lease_unmake(space, index, hl__shm_now() + PATIENCE_NS);
-  else if (hl__shm_used_stamp(stamp) == (used & ~(UINT64_MAX >> HL__STAMP_BITS)))
+  else if (hl__shm_used_is(used, stamp))
     (void)atomic_compare_exchange_strong(&lease->base.used, &used, 0);
 }
 
 int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, uint64_t stamp, const hl_row *row,
                           int64_t deadline, hl_error *error) {
   hl__shm_lease *lease = lease_of(space, index, stamp);
-  const uint64_t key = hl__shm_key((uint32_t)row->bucket, row->level);
+  const uint64_t key = hl__shm_row_key(row);
   uint32_t steps = 0;
   for (uint32_t at = lease ? atomic_load(&lease->base.first) : 0; at && steps < STEPS_MAX;
        steps++) {
@@ -389,7 +385,7 @@ static int64_t over_find(hl__shm_space *space, const hl__shm_row *row, obstacle 
 }
 
 int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline) {
-  const uint32_t part = hl__shm_part_of(hl__shm_hash(key));
+  const uint32_t part = hl__shm_claim_part(key);
   uint32_t index;
   obstacle found = {0};
   hl__shm_wakes wakes = {0};
@@ -415,36 +411,24 @@ int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline
 
 void hl__shm_each_claim(hl__shm_space *space, bool (*fn)(void *context, const hl__shm_claim_seen *),
                         void *context) {
-  const uint32_t chunks = hl__shm_chunks(space);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    const uint32_t word = atomic_load(&space->table->dir[chunk]);
-    if (word >> 24 != HL__NODES) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
-      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
-      const hl__shm_node *node = hl__shm_node_at(space, at);
-      const uint64_t claim = node ? atomic_load(&node->claim) : 0;
-      const unsigned state = hl__shm_state_of(claim);
-      if (state != HL__WAIT && state != HL__HELD) continue;
-      const hl__shm_claim_seen seen = {.node = at,
-                                       .claim = claim,
-                                       .session = atomic_load(&node->session),
-                                       .note = atomic_load(&node->note),
-                                       .slot = word & HL__SHM_UNOWNED,
-                                       .leased = (word & HL__SHM_UNOWNED) == 0};
-      if (atomic_load(&node->claim) == claim && !fn(context, &seen)) return;
-    }
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__NODES, HL__SHM_ANY, &at);) {
+    const hl__shm_node *node = hl__shm_node_at(space, at);
+    const uint64_t claim = node ? atomic_load(&node->claim) : 0;
+    const unsigned state = hl__shm_state_of(claim);
+    if (state != HL__WAIT && state != HL__HELD) continue;
+    const hl__shm_claim_seen seen = {.node = at,
+                                     .claim = claim,
+                                     .session = atomic_load(&node->session),
+                                     .note = atomic_load(&node->note),
+                                     .slot = hl__shm_owner_of(space, at)};
+    if (atomic_load(&node->claim) == claim && !fn(context, &seen)) return;
   }
 }
 
 void hl__shm_each_lease(hl__shm_space *space, bool (*fn)(void *context, uint32_t lease),
                         void *context) {
-  const uint32_t chunks = hl__shm_chunks(space);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    if (atomic_load(&space->table->dir[chunk]) != (uint32_t)HL__LEASES << 24) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i += HL__SHM_LEASE_UNITS) {
-      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
-      const hl__shm_lease *lease = hl__shm_lease_at(space, at);
-      if (lease && atomic_load(&lease->base.used) & HL__LEASE && !fn(context, at)) return;
-    }
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__LEASES, 0, &at);) {
+    const hl__shm_lease *lease = hl__shm_lease_at(space, at);
+    if (lease && atomic_load(&lease->base.used) & HL__LEASE && !fn(context, at)) return;
   }
 }

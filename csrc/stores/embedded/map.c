@@ -392,6 +392,17 @@ uint32_t hl__shm_chunks(const hl__shm_space *space) {
   return top < HL__SHM_CHUNKS ? top : HL__SHM_CHUNKS;
 }
 
+uint32_t hl__shm_chunk_next(const hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner,
+                            uint32_t chunk) {
+  const uint32_t chunks = hl__shm_chunks(space);
+  while (++chunk < chunks) {
+    const uint32_t word = atomic_load(&space->table->dir[chunk]);
+    if (word >> 24 == kind && (owner == HL__SHM_ANY || (word & HL__SHM_UNOWNED) == owner))
+      return chunk;
+  }
+  return 0;
+}
+
 void *hl__shm_unit_behind(hl__shm_space *space, uint32_t unit, uint32_t units) {
   struct stat st;
   uint32_t top = hl__shm_chunks(space);

@@ -49,78 +49,58 @@ typedef struct mending {
   uint32_t dead;
   int64_t deadline;
   bool stuck[HL__SHM_PARTS]; /* a process is stopped inside, or was for too long */
-  bool left;                 /* some claims are there still */
 } mending;
 
 /* Where a partition cannot be had, only its own claims stay: those of the others keep no process
    waiting. */
 static void claim_mend(mending *self, uint32_t at, const hl__shm_node *node) {
-  const uint64_t key = hl__shm_key_of(atomic_load(&node->claim));
-  bool *stuck = &self->stuck[hl__shm_part_of(hl__shm_hash(key))];
+  bool *stuck = &self->stuck[hl__shm_claim_part(atomic_load(&node->claim))];
   if (!*stuck) *stuck = hl__shm_claim_clear(self->space, at, self->deadline, NULL) != HL_OK;
-  if (*stuck && hl__shm_state_of(atomic_load(&node->claim)) != HL__FREE) self->left = true;
 }
 
 /* Of the claims of a dead process those that wait are ended first. A wait counts the claims that its
    session has of the row as its own: if these were ended before it, it would take another session's
    for them, and be granted beside that. The claims of a row are in one partition: where the wait
    stays, they stay. */
-static void waits_end(mending *self) {
-  const uint32_t chunks = hl__shm_chunks(self->space),
-                 mine = (uint32_t)HL__NODES << 24 | self->dead;
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    if (atomic_load(&self->space->table->dir[chunk]) != mine) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
-      const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
-      const hl__shm_node *node = hl__shm_node_at(self->space, at);
-      if (node && hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT)
-        claim_mend(self, at, node);
-    }
-  }
-}
-
-/* The units of one chunk. */
-static void chunk_mend(mending *self, uint32_t chunk) {
-  hl__shm_space *space = self->space;
-  const uint32_t dead = self->dead, word = atomic_load(&space->table->dir[chunk]);
-  const uint32_t owner = word & HL__SHM_UNOWNED, kind = word >> 24;
-  if (owner != dead && owner != 0) return;
-  for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
-    const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
-    hl__shm_node *node = kind == HL__NODES ? hl__shm_node_at(space, at) : NULL;
-    if (node && owner == dead) {
+static void claims_end(mending *self, bool waits) {
+  for (uint32_t at = 0; hl__shm_unit_next(self->space, HL__NODES, self->dead, &at);) {
+    const hl__shm_node *node = hl__shm_node_at(self->space, at);
+    if (node && (!waits || hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT))
       claim_mend(self, at, node);
-    } else if (node) { /* set aside for a lease that has not come to be */
-      uint64_t claim = hl__shm_claim(dead, 0, HL__RESERVED);
-      (void)atomic_compare_exchange_strong(&node->claim, &claim, 0);
-    } else if (kind == HL__RECORDS && owner == dead && i % HL__SHM_RECORD_UNITS == 0) {
-      hl__shm_record *record = hl__shm_record_at(space, at);
-      if (record) atomic_store(&record->used, 0);
-    } else if (kind == HL__LEASES && owner == 0 && i % HL__SHM_LEASE_UNITS == 0) {
-      lease_mend(space, at, dead, self->deadline);
-    }
   }
 }
 
-static void chunks_free(hl__shm_space *space, uint32_t dead) {
-  const uint32_t chunks = hl__shm_chunks(space);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    uint32_t word = atomic_load(&space->table->dir[chunk]), kind = word >> 24;
-    if ((word & HL__SHM_UNOWNED) == dead && (kind == HL__NODES || kind == HL__RECORDS))
-      atomic_store(&space->table->dir[chunk], kind << 24 | HL__SHM_UNOWNED);
+/* What the dead process has begun with units of slot 0, which are any process'. */
+static void commons_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__NODES, 0, &at);) {
+    hl__shm_node *node = hl__shm_node_at(space, at);
+    uint64_t claim = hl__shm_claim(dead, 0, HL__RESERVED); /* for a lease that has not come to be */
+    if (node) (void)atomic_compare_exchange_strong(&node->claim, &claim, 0);
   }
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__LEASES, 0, &at);)
+    lease_mend(space, at, dead, deadline);
+}
+
+bool hl__shm_chunks_leave(hl__shm_space *space, uint32_t slot) {
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__NODES, slot, &at);) {
+    const hl__shm_node *node = hl__shm_node_at(space, at);
+    if (node && hl__shm_state_of(atomic_load(&node->claim)) != HL__FREE) return false;
+  }
+  for (unsigned kind = HL__NODES; kind <= HL__RECORDS; kind++)
+    for (uint32_t chunk = 0; (chunk = hl__shm_chunk_next(space, kind, slot, chunk)) != 0;)
+      atomic_store(&space->table->dir[chunk], kind << 24 | HL__SHM_UNOWNED);
+  return true;
 }
 
 static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
-  const uint32_t chunks = hl__shm_chunks(space);
   hl__shm_parts_break(space, dead);
   if (dead == 0 || dead >= HL__SHM_SLOTS || atomic_load(&space->table->slot[dead].state) == 0)
     return;
   mending self = {.space = space, .dead = dead, .deadline = deadline};
-  waits_end(&self);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) chunk_mend(&self, chunk);
-  if (self.left) return;
-  chunks_free(space, dead);
+  claims_end(&self, true);
+  claims_end(&self, false);
+  commons_mend(space, dead, deadline);
+  if (!hl__shm_chunks_leave(space, dead)) return;
   (void)atomic_fetch_add(&space->mended, 1);
   atomic_store(&space->table->slot[dead].state, 0);
 }
@@ -194,22 +174,16 @@ static void lease_reboot(hl__shm_space *space, hl__shm_lease *lease) {
 /* Of all claims only those of leases are left: no process is alive that has another, or that has set
    a node aside. */
 static void claims_reboot(hl__shm_space *space) {
-  const uint32_t chunks = hl__shm_chunks(space);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    const uint32_t word = atomic_load(&space->table->dir[chunk]);
-    if (word >> 24 != HL__NODES) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
-      hl__shm_node *node = hl__shm_node_at(space, chunk * HL__SHM_PER_CHUNK + i);
-      if (node && ((word & HL__SHM_UNOWNED) != 0 ||
-                   hl__shm_state_of(atomic_load(&node->claim)) != HL__HELD))
-        atomic_store(&node->claim, 0);
-    }
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__NODES, HL__SHM_ANY, &at);) {
+    hl__shm_node *node = hl__shm_node_at(space, at);
+    if (node && (hl__shm_owner_of(space, at) != 0 ||
+                 hl__shm_state_of(atomic_load(&node->claim)) != HL__HELD))
+      atomic_store(&node->claim, 0);
   }
 }
 
 void hl__shm_reboot(hl__shm_space *space, const uint64_t boot[2]) {
   hl__shm_table *table = space->table;
-  const uint32_t chunks = hl__shm_chunks(space);
   for (uint32_t i = 1; i < HL__SHM_SLOTS; i++) atomic_store(&table->slot[i].pid, 0);
   claims_reboot(space);
   for (uint32_t p = 0; p < HL__SHM_PARTS; p++) {
@@ -217,12 +191,9 @@ void hl__shm_reboot(hl__shm_space *space, const uint64_t boot[2]) {
     hl__shm_rebuild(space, p);
     atomic_store(&table->part[p].lock, 0);
   }
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    if (atomic_load(&table->dir[chunk]) != (uint32_t)HL__LEASES << 24) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i += HL__SHM_LEASE_UNITS) {
-      hl__shm_lease *lease = hl__shm_lease_at(space, chunk * HL__SHM_PER_CHUNK + i);
-      if (lease) lease_reboot(space, lease);
-    }
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__LEASES, 0, &at);) {
+    hl__shm_lease *lease = hl__shm_lease_at(space, at);
+    if (lease) lease_reboot(space, lease);
   }
   atomic_store(&table->header.swept, 0);
   atomic_store(&table->header.boot[1], boot[1]);

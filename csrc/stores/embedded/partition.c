@@ -19,19 +19,19 @@ static uint64_t row_key(uint64_t key) { return hl__shm_claim(key, 0, HL__ROW); }
 
 /* ------------------------------------------------------------------ rows */
 
-/* A chunk more of free rows. False: there is no space. */
-static bool rows_add(hl__shm_space *space, uint32_t part) {
-  uint32_t chunk = hl__shm_chunk_get(space, HL__ROWS, part), list = 0;
-  if (!chunk) return false;
-  for (uint32_t i = HL__SHM_PER_CHUNK; i-- > 0;) {
-    uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
-    hl__shm_row *row = hl__shm_row_at(space, at);
-    if (!row) return false;
-    *row = (hl__shm_row){.key = row_key(0), .next = list};
-    list = at;
-  }
-  space->table->part[part].free_row = list;
-  return true;
+static void row_free(hl__shm_space *space, uint32_t part, uint32_t index) {
+  hl__shm_row *row = hl__shm_row_at(space, index);
+  if (!row) return;
+  *row = (hl__shm_row){.key = row_key(0), .next = space->table->part[part].free_row};
+  space->table->part[part].free_row = index;
+}
+
+/* A chunk more of free rows, if there is space. */
+static void rows_add(hl__shm_space *space, uint32_t part) {
+  const uint32_t chunk = hl__shm_chunk_get(space, HL__ROWS, part);
+  space->table->part[part].free_row = 0;
+  for (uint32_t i = HL__SHM_PER_CHUNK; chunk && i-- > 0;)
+    row_free(space, part, chunk * HL__SHM_PER_CHUNK + i);
 }
 
 /* The number of the row of that key; 0: there is none. False: the chain leads nowhere, or in a
@@ -54,7 +54,8 @@ static hl__shm_row *row_make(hl__shm_space *space, uint64_t key, uint32_t *index
   hl__shm_part *part = &space->table->part[number];
   uint32_t *head = &space->table->head[number][hl__shm_head_of(hash)];
   hl__shm_row *row = hl__shm_row_at(space, part->free_row);
-  if (!row && rows_add(space, number)) row = hl__shm_row_at(space, part->free_row);
+  if (!row) rows_add(space, number);
+  if (!row) row = hl__shm_row_at(space, part->free_row);
   if (!row) return NULL;
   const uint32_t rest = row->next;
   *index = part->free_row;
@@ -67,7 +68,7 @@ static hl__shm_row *row_make(hl__shm_space *space, uint64_t key, uint32_t *index
 hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uint32_t *index) {
   if (!row_search(space, key, index)) {
     (void)atomic_fetch_add(&space->corrupt, 1);
-    hl__shm_rebuild(space, hl__shm_part_of(hl__shm_hash(key)));
+    hl__shm_rebuild(space, hl__shm_claim_part(key));
     if (!row_search(space, key, index)) return NULL;
   }
   if (*index) return hl__shm_row_at(space, *index);
@@ -92,9 +93,7 @@ void hl__shm_row_drop(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
     link = &before->next;
   }
   *link = row->next;
-  row->key = row_key(0);
-  row->next = space->table->part[number].free_row;
-  space->table->part[number].free_row = index;
+  row_free(space, number, index);
 }
 
 /* ----------------------------------------------------------------- lists */
@@ -108,16 +107,29 @@ void hl__shm_hold_link(hl__shm_space *space, hl__shm_row *row, uint32_t index, u
   row->count[mode]++;
 }
 
-static void hold_unlink(hl__shm_space *space, hl__shm_row *row, uint32_t index, unsigned mode) {
+/* Takes a node out of a list. */
+static void unlink_from(hl__shm_space *space, uint32_t *first, uint32_t *last, uint32_t index) {
   hl__shm_node *node = hl__shm_node_at(space, index);
   hl__shm_node *before = hl__shm_node_at(space, node->prev);
   hl__shm_node *after = hl__shm_node_at(space, node->next);
   if (before)
     before->next = node->next;
-  else if (row->holders == index)
-    row->holders = node->next;
-  if (after) after->prev = node->prev;
+  else if (*first == index)
+    *first = node->next;
+  if (after)
+    after->prev = node->prev;
+  else if (*last == index)
+    *last = node->prev;
+}
+
+static void hold_unlink(hl__shm_space *space, hl__shm_row *row, uint32_t index, unsigned mode) {
+  uint32_t no_last = 0;
+  unlink_from(space, &row->holders, &no_last, index);
   if (row->count[mode]) row->count[mode]--;
+}
+
+static void queue_unlink(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
+  unlink_from(space, &row->first, &row->last, index);
 }
 
 /* Whether a waiter's place is before another's: those that hold the row already come first. */
@@ -150,20 +162,6 @@ void hl__shm_queue_link(hl__shm_space *space, hl__shm_row *row, uint32_t index) 
   *(b ? &b->prev : &row->last) = index;
 }
 
-static void queue_unlink(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
-  hl__shm_node *node = hl__shm_node_at(space, index);
-  hl__shm_node *before = hl__shm_node_at(space, node->prev);
-  hl__shm_node *after = hl__shm_node_at(space, node->next);
-  if (before)
-    before->next = node->next;
-  else if (row->first == index)
-    row->first = node->next;
-  if (after)
-    after->prev = node->prev;
-  else if (row->last == index)
-    row->last = node->prev;
-}
-
 /* -------------------------------------------------------------- granting */
 
 void hl__shm_wakes_send(hl__shm_wakes *wakes) {
@@ -178,8 +176,7 @@ static void wakes_add(hl__shm_wakes *wakes, hl__a32 *word) {
 
 /* Tells the bell of the process that has the node. */
 static void ring(hl__shm_space *space, uint32_t index, hl__shm_wakes *wakes) {
-  const uint32_t owner =
-      atomic_load(&space->table->dir[index / HL__SHM_PER_CHUNK]) & HL__SHM_UNOWNED;
+  const uint32_t owner = hl__shm_owner_of(space, index);
   if (owner == 0 || owner >= HL__SHM_SLOTS) return; /* in a damaged file */
   hl__shm_slot *slot = &space->table->slot[owner];
   const uint32_t at = atomic_fetch_add(&slot->turn, 1) % HL__SHM_RUNG;
@@ -230,11 +227,6 @@ bool hl__shm_blocked(hl__shm_space *space, const hl__shm_row *row, const hl__shm
   return blocked && (!(node->flags & HL__EXEMPTS) || blocked_by_others(space, row, node, mode));
 }
 
-static void become(hl__shm_node *node, uint64_t claim, enum hl__shm_state state) {
-  atomic_store(&node->claim,
-               hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), (unsigned)state));
-}
-
 void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes) {
   uint32_t steps = 0;
   for (uint32_t index; (index = row->first) != 0;) {
@@ -246,16 +238,14 @@ void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes)
     }
     node->prev = 0; /* as it is, but in a damaged file: there it would stay the first */
     uint64_t claim = atomic_load(&node->claim);
-    const uint64_t key = hl__shm_key_of(claim);
-    const unsigned mode = hl__shm_mode_of(claim);
-    if (hl__shm_state_of(claim) !=
-        HL__WAIT) { /* its owner has given up, and did not get the lock */
+    const unsigned mode = hl__shm_mode_of(claim), state = hl__shm_state_of(claim);
+    if (state != HL__WAIT) { /* its owner has given up, and did not get the lock */
       queue_unlink(space, row, index);
-      if (hl__shm_state_of(claim) == HL__GONE) become(node, claim, HL__LOOSE);
+      if (state == HL__GONE) atomic_store(&node->claim, hl__shm_claim_as(claim, HL__LOOSE));
       continue;
     }
     if (hl__shm_blocked(space, row, node, mode)) return;
-    if (!atomic_compare_exchange_strong(&node->claim, &claim, hl__shm_claim(key, mode, HL__HELD)))
+    if (!atomic_compare_exchange_strong(&node->claim, &claim, hl__shm_claim_as(claim, HL__HELD)))
       continue;
     queue_unlink(space, row, index);
     hl__shm_hold_link(space, row, index, mode);
@@ -273,7 +263,7 @@ void hl__shm_row_purge(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wa
     const uint64_t claim = atomic_load(&node->claim);
     if (hl__shm_state_of(claim) == HL__LEFT) {
       hold_unlink(space, row, i, hl__shm_mode_of(claim));
-      become(node, claim, HL__LOOSE);
+      atomic_store(&node->claim, hl__shm_claim_as(claim, HL__LOOSE));
     }
     i = next;
   }
@@ -301,7 +291,7 @@ void hl__shm_claim_end(hl__shm_space *space, uint32_t index, hl__shm_wakes *wake
     hl__shm_row_drop(space, row, at);
   } else if (linked) { /* the file was damaged */
     (void)atomic_fetch_add(&space->corrupt, 1);
-    hl__shm_rebuild(space, hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim))));
+    hl__shm_rebuild(space, hl__shm_claim_part(claim));
   }
 }
 
@@ -311,7 +301,7 @@ int hl__shm_claim_clear(hl__shm_space *space, uint32_t index, int64_t deadline, 
   hl__shm_wakes wakes = {0};
   if (hl__shm_state_of(claim) == HL__FREE) return HL_OK;
   /* The key of a claim that is not FREE stays; its state may change until we have the lock. */
-  const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key_of(claim)));
+  const uint32_t part = hl__shm_claim_part(claim);
   int status = hl__shm_part_lock(space, part, deadline, error);
   if (status) return status;
   hl__shm_claim_end(space, index, &wakes);
@@ -326,16 +316,7 @@ static void rows_clear(hl__shm_space *space, uint32_t part) {
   hl__shm_table *table = space->table;
   memset(table->head[part], 0, sizeof table->head[part]);
   table->part[part].free_row = 0;
-  for (uint32_t chunk = hl__shm_chunks(space); chunk-- > 1;) {
-    if (atomic_load(&table->dir[chunk]) != ((uint32_t)HL__ROWS << 24 | part)) continue;
-    for (uint32_t i = HL__SHM_PER_CHUNK; i-- > 0;) {
-      uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
-      hl__shm_row *row = hl__shm_row_at(space, at);
-      if (!row) break;
-      *row = (hl__shm_row){.key = row_key(0), .next = table->part[part].free_row};
-      table->part[part].free_row = at;
-    }
-  }
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__ROWS, part, &at);) row_free(space, part, at);
 }
 
 /* What waits in the partition. */
@@ -373,9 +354,9 @@ static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, wai
   hl__shm_node *node = hl__shm_node_at(space, index);
   const uint64_t claim = node ? atomic_load(&node->claim) : 0, key = hl__shm_key_of(claim);
   const unsigned state = hl__shm_state_of(claim);
-  if (state < HL__WAIT || state > HL__LEFT || hl__shm_part_of(hl__shm_hash(key)) != part) return;
+  if (state < HL__WAIT || state > HL__LEFT || hl__shm_claim_part(claim) != part) return;
   if (state == HL__GONE || state == HL__LEFT) {
-    become(node, claim, HL__LOOSE);
+    atomic_store(&node->claim, hl__shm_claim_as(claim, HL__LOOSE));
     return;
   }
   /* Without a row only in a file that was damaged: each claim has had one. */
@@ -401,12 +382,8 @@ void hl__shm_rebuild(hl__shm_space *space, uint32_t part) {
   (void)atomic_fetch_add(&space->rebuilds, 1);
   (void)atomic_fetch_add(&space->table->part[part].rebuilds, 1);
   rows_clear(space, part);
-  const uint32_t chunks = hl__shm_chunks(space);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    if (atomic_load(&space->table->dir[chunk]) >> 24 != HL__NODES) continue;
-    for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++)
-      claim_enter(space, part, chunk * HL__SHM_PER_CHUNK + i, &them, &wakes);
-  }
+  for (uint32_t at = 0; hl__shm_unit_next(space, HL__NODES, HL__SHM_ANY, &at);)
+    claim_enter(space, part, at, &them, &wakes);
   if (them.n) qsort(them.all, them.n, sizeof *them.all, waiter_compare);
   for (size_t i = 0; i < them.n; i++) {
     hl__shm_node *node = hl__shm_node_at(space, them.all[i].index);

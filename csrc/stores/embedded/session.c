@@ -198,7 +198,7 @@ void hl__embedded_session_holds(hl__embedded_session *session) {
 
 /* Whether the session holds the row in a mode that suffices. */
 static bool is_covered(const hl__shm_session *table, const hl_row *row) {
-  uint64_t key = hl__shm_key((uint32_t)row->bucket, row->level);
+  uint64_t key = hl__shm_row_key(row);
   for (uint32_t i = 0; i < table->n; i++)
     if (hl__shm_key_of(table->held[i].claim) == key &&
         hl__mode_covers((hl_mode)hl__shm_mode_of(table->held[i].claim), (hl_mode)row->mode))

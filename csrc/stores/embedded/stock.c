@@ -121,14 +121,12 @@ static uint32_t record_take(hl__shm_space *space) HL__REQUIRES(hl__shm_space_mut
   atomic_store(&record->waits, 0);
   atomic_store(&record->first, 0);
   atomic_store(&record->slot, space->me);
-  atomic_store(&record->used, HL__USED | space->me);
   return index;
 }
 
 static void record_keep(hl__shm_space *space, uint32_t index) HL__REQUIRES(hl__shm_space_mutex) {
   hl__shm_record *record = hl__shm_record_at(space, index);
   if (!record) return;
-  atomic_store(&record->used, 0);
   record->next = space->free_record;
   space->free_record = index;
 }
@@ -178,27 +176,7 @@ void hl__shm_agent_put(hl__shm_space *space, hl__shm_agent *agent) {
   hl__shm_space_unlock(space);
 }
 
-/* Whether no claim of a chunk is left: a chunk of nodes goes to others only so. */
-static bool chunk_is_free(hl__shm_space *space, uint32_t chunk) {
-  for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i++) {
-    const hl__shm_node *node = hl__shm_node_at(space, chunk * HL__SHM_PER_CHUNK + i);
-    if (!node || atomic_load(&node->claim) != 0) return false;
-  }
-  return true;
-}
-
 bool hl__shm_stock_leave(hl__shm_space *space) {
-  const uint32_t chunks = hl__shm_chunks(space);
-  bool tidy = true;
   hl__shm_late_do(space);
-  for (uint32_t chunk = 1; chunk < chunks; chunk++) {
-    uint32_t word = atomic_load(&space->table->dir[chunk]), kind = word >> 24;
-    if ((word & HL__SHM_UNOWNED) != space->me || (kind != HL__NODES && kind != HL__RECORDS))
-      continue;
-    if (kind == HL__RECORDS || chunk_is_free(space, chunk))
-      atomic_store(&space->table->dir[chunk], kind << 24 | HL__SHM_UNOWNED);
-    else
-      tidy = false;
-  }
-  return tidy;
+  return hl__shm_chunks_leave(space, space->me);
 }

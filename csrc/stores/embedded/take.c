@@ -152,6 +152,10 @@ void hl__shm_token_raise(hl__shm_space *space, uint64_t token) {
 
 /* -------------------------------------------------------------- giving back */
 
+static uint64_t held_of(const hl_row *row) {
+  return hl__shm_claim(hl__shm_row_key(row), row->mode, HL__HELD);
+}
+
 static bool held_reserve(hl__shm_session *session, size_t n) {
   size_t need = session->n + n;
   if (need <= session->capacity) return true;
@@ -175,7 +179,7 @@ static int64_t release_end(hl__shm_space *space) {
 
 static void claim_give_back(hl__shm_session *session, const hl__shm_held *held) {
   hl__shm_space *space = session->space;
-  const uint32_t part = hl__shm_part_of(held->hash);
+  const uint32_t part = hl__shm_claim_part(held->claim);
   hl__shm_node *node = hl__shm_node_at(space, held->node);
   hl__shm_wakes wakes = {0};
   if (!node) return;
@@ -183,8 +187,8 @@ static void claim_give_back(hl__shm_session *session, const hl__shm_held *held) 
       hl__shm_part_wait(space, part, release_end(space), NULL, NULL) != HL_OK) {
     /* A process was stopped inside. Others see that the row is free once they get in. */
     uint64_t claim = held->claim;
-    const uint64_t left = hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), HL__LEFT);
-    if (!atomic_compare_exchange_strong(&node->claim, &claim, left)) return;
+    if (!atomic_compare_exchange_strong(&node->claim, &claim, hl__shm_claim_as(claim, HL__LEFT)))
+      return;
     hl__shm_late_add(space, held->node);
     hl__shm_watch_kick(space);
     return;
@@ -210,8 +214,7 @@ void hl__shm_give_back(hl__shm_session *session, uint32_t keep) {
 }
 
 bool hl__shm_give_back_row(hl__shm_session *session, const hl_row *row) {
-  const uint64_t claim =
-      hl__shm_claim(hl__shm_key((uint32_t)row->bucket, row->level), row->mode, HL__HELD);
+  const uint64_t claim = held_of(row);
   for (uint32_t k = session->n; k-- > 0;) {
     const hl__shm_held held = session->held[k];
     if (held.claim != claim) continue;
@@ -226,7 +229,7 @@ bool hl__shm_give_back_row(hl__shm_session *session, const hl_row *row) {
 /* ---------------------------------------------------------------- waiting */
 
 static void held_note(hl__shm_session *session, uint32_t index, uint64_t claim) {
-  session->held[session->n++] = (hl__shm_held){index, hl__shm_hash(hl__shm_key_of(claim)), claim};
+  session->held[session->n++] = (hl__shm_held){index, claim};
 }
 
 /* Which node the agent blocks for; 0: none. */
@@ -242,9 +245,8 @@ static bool wait_end(hl__shm_session *session, uint32_t index) {
   hl__shm_space *space = session->space;
   hl__shm_node *node = hl__shm_node_at(space, index);
   uint64_t claim = atomic_load(&node->claim);
-  const uint64_t gone = hl__shm_claim(hl__shm_key_of(claim), hl__shm_mode_of(claim), HL__GONE);
-  if (hl__shm_state_of(claim) == HL__WAIT &&
-      !atomic_compare_exchange_strong(&node->claim, &claim, gone)) {}
+  if (hl__shm_state_of(claim) == HL__WAIT)
+    (void)atomic_compare_exchange_strong(&node->claim, &claim, hl__shm_claim_as(claim, HL__GONE));
   if (hl__shm_state_of(claim) == HL__HELD) return true;
   if (hl__shm_claim_clear(space, index, hl__shm_now() + UNLINK_NS, NULL) == HL_OK) {
     hl__shm_node_put(session, index);
@@ -312,8 +314,7 @@ static uint32_t rows_tell(const hl__shm_taking *self) {
   uint32_t n = self->request->n < HL__SHM_WANTED ? (uint32_t)self->request->n : HL__SHM_WANTED;
   for (uint32_t i = 0; i < n; i++) {
     const hl_row *row = &self->request->rows[i];
-    uint64_t key = hl__shm_key((uint32_t)row->bucket, row->level);
-    atomic_store(&words[i], hl__shm_claim(key, row->mode, HL__WAIT));
+    atomic_store(&words[i], hl__shm_claim(hl__shm_row_key(row), row->mode, HL__WAIT));
   }
   atomic_store(&record->note.mode, n);
   atomic_store(&note->first, number);
@@ -325,10 +326,6 @@ static void rows_tell_no_more(const hl__shm_taking *self, uint32_t number) {
   if (!number || !note || !is_usable(self->session->space)) return;
   atomic_store(&note->first, 0);
   hl__shm_record_put(self->session->space, number);
-}
-
-static uint64_t held_of(const hl_row *row) {
-  return hl__shm_claim(hl__shm_key((uint32_t)row->bucket, row->level), row->mode, HL__HELD);
 }
 
 /* The wait for the row has ended so; HL_OK: it was granted. Returns how the take goes on. */
@@ -346,8 +343,7 @@ static int row_waited(const hl__shm_taking *self, uint32_t index, const hl_row *
   if (status == HL_OK && claim != held)
     status = hl__error(error, HL_ESTORE, "the table of locks in %s was overwritten",
                        session->space->directory.path);
-  if (status == HL_TIMEOUT)
-    hl__shm_part_blame(session->space, hl__shm_part_of(hl__shm_hash(hl__shm_key_of(held))), error);
+  if (status == HL_TIMEOUT) hl__shm_part_blame(session->space, hl__shm_claim_part(held), error);
   if (status && !wait_end(session, index)) return status;
   held_note(session, index, held);
   /* Granted in the last moment: that is no time-out, but it was cancelled. */
@@ -394,9 +390,9 @@ static int row_enter(const hl__shm_taking *self, const hl_row *want, uint32_t *w
                      hl_error *error) {
   hl__shm_session *session = self->session;
   hl__shm_space *space = session->space;
-  const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);
+  const uint64_t key = hl__shm_row_key(want);
   const uint64_t own = self->before ? own_counts(self, key) : 0;
-  const uint32_t part = hl__shm_part_of(hl__shm_hash(key)), index = hl__shm_node_get(session);
+  const uint32_t part = hl__shm_claim_part(key), index = hl__shm_node_get(session);
   const bool try_once = self->request->try_once;
   hl__shm_node *node = hl__shm_node_at(space, index);
   hl__shm_wakes wakes = {0};
@@ -454,7 +450,7 @@ full:
 /* Tries once more, after the dead and the leases whose time is up are out of the way. */
 static int row_retry(const hl__shm_taking *self, const hl_row *want, hl_error *error) {
   hl__shm_space *space = self->session->space;
-  const uint64_t key = hl__shm_key((uint32_t)want->bucket, want->level);
+  const uint64_t key = hl__shm_row_key(want);
   uint32_t waits;
   hl__shm_sweep_out(space, hl__shm_now() + MEND_NS);
   for (int ended = 0; ended < OVER_MAX; ended++)
