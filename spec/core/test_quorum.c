@@ -31,6 +31,8 @@
 #define PATIENCE_MS 20000
 #define LONG_MS 60000
 #define SHORT_MS 2000
+/* So long stands a presence that is written while `brief`. */
+#define BRIEF_MS 300
 /* A lease is healed at least as often. */
 #define HEALED_MS 3500
 /* exit() waits longer for a thread that does not come. */
@@ -74,6 +76,7 @@ static gate closes;      /* before it is closed */
 static atomic_bool cuts; /* the answer to that drop does not come */
 static gate looks;       /* before the presences at gated-b are looked at the second time */
 static atomic_uint looked;
+static atomic_bool brief;  /* presences end soon */
 static atomic_bool blind;  /* no presences are seen */
 static atomic_bool blinds; /* nor from the next use of a session on */
 static hl_store_ops gated; /* the embedded store, in directories named gated-... */
@@ -103,10 +106,24 @@ static int gated_settle(hl_session *session, int64_t deadline, hl_error *error) 
   return hl_store_file.settle(session, deadline, error);
 }
 
+/* For one of `ttl`, which was sent at *sent_ms, and is recorded for BRIEF_MS. */
+static void presence_shorten(int64_t ttl, int64_t *sent_ms) {
+  *sent_ms += BRIEF_MS - (ttl - ttl / 100);
+}
+
 static int gated_take(hl_session *session, const hl_request *request, hl_grant *grant,
                       hl_error *error) {
   if (hl__is_presence(request->lease->id)) {
     gate_pass(&begins);
+    if (atomic_load(&brief)) {
+      hl_request shorter = *request;
+      hl_lease_terms terms = *request->lease;
+      shorter.lease = &terms;
+      terms.ttl = BRIEF_MS;
+      int status = hl_store_file.take(session, &shorter, grant, error);
+      presence_shorten(request->lease->ttl, &grant->sent_ms);
+      return status;
+    }
   } else if (atomic_load(&refuses)) {
     atomic_fetch_add(&asked, 1u);
     return hl__error(error, HL_ESTORE, "it refuses");
@@ -124,6 +141,16 @@ static hl_store *_Atomic at_b; /* gated-b */
 static int (*file_list)(hl_session *, const hl_lease_filter *, hl_holder_fn, void *, int64_t,
                         hl_error *);
 static int (*file_drop)(hl_session *, const hl_lease_terms *, bool, int64_t, hl_error *);
+static int (*file_refresh)(hl_session *, const hl_lease_terms *, int64_t, int64_t, int64_t *,
+                           hl_error *);
+
+static int gated_refresh(hl_session *session, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
+  bool shorter = atomic_load(&brief) && hl__is_presence(terms->id);
+  int status = file_refresh(session, terms, shorter ? BRIEF_MS : ttl, deadline, sent_ms, error);
+  if (shorter) presence_shorten(ttl, sent_ms);
+  return status;
+}
 
 static int gated_drop(hl_session *session, const hl_lease_terms *terms, bool confirm,
                       int64_t deadline, hl_error *error) {
@@ -147,9 +174,11 @@ static void leases_make(const hl_lease_ops *file) {
   if (!file_drop) {
     file_drop = file->drop;
     file_list = file->list;
+    file_refresh = file->refresh;
     gated_leases = *file;
     gated_leases.drop = gated_drop;
     gated_leases.list = gated_list;
+    gated_leases.refresh = gated_refresh;
   }
   (void)pthread_mutex_unlock(&mutex);
 }
@@ -420,6 +449,64 @@ static void a_presence_of_an_earlier_try_does_not_count(void **state) {
   WAIT_UNTIL(atomic_load(&left) == 0);
 }
 
+typedef struct waiter {
+  opened quorum;
+  hl_session *session;
+  hl_lease_terms terms;
+  int status;
+} waiter;
+
+static void *take_beside(void *it) {
+  waiter *self = it;
+  self->status = take(self->session, &self->terms);
+  return NULL;
+}
+
+/* Has a program wait at gated-a for another to release a lock, for longer than its presence lasts
+   there. Both members are needed. Meanwhile a third program comes, with another list: if `meets`. */
+static void wait_for_longer_than_a_presence_lasts(bool meets) {
+  waiter self = {.terms = lease_named("second")};
+  hl_lease_terms terms = lease_named("first");
+  opened holder, other;
+  hl_error error;
+  pthread_t thread;
+  atomic_store(&brief, meets);
+  assert_int_equal(open_quorum(&holder, "gated-a b absent-c", &error), HL_OK);
+  hl_session *session = session_new(holder.store);
+  assert_int_equal(take(session, &terms), HL_OK);
+  WAIT_UNTIL(records("gated-a", false) == 1);
+  atomic_store(&brief, true);
+  assert_int_equal(open_quorum(&self.quorum, "gated-a b absent-c", &error), HL_OK);
+  self.session = session_new(self.quorum.store);
+  assert_int_equal(pthread_create(&thread, NULL, take_beside, &self), 0);
+  sleep_ms(STAYS_MS);
+  WAIT_UNTIL(records("gated-a", true) == (meets ? 0 : 1));
+  atomic_store(&brief, false);
+  if (meets) assert_int_equal(open_quorum(&other, "gated-a d e", &error), HL_OK);
+  drop(session, &terms);
+  assert_int_equal(pthread_join(thread, NULL), 0);
+  assert_int_equal(self.status, meets ? HL_EMISMATCH : HL_OK);
+  if (meets) WAIT_UNTIL(records("gated-a", false) == 0);
+  if (!meets) assert_int_equal(records("gated-a", true), 2);
+  if (!meets) drop(self.session, &self.terms);
+  ops->session_close(self.session);
+  ops->session_close(session);
+  close_quorum(&self.quorum);
+  close_quorum(&holder);
+  if (meets) close_quorum(&other);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
+static void a_lock_that_is_waited_for_longer_than_a_presence_lasts_has_one(void **state) {
+  (void)state;
+  wait_for_longer_than_a_presence_lasts(false);
+}
+
+static void a_lock_is_not_granted_where_another_list_came_meanwhile(void **state) {
+  (void)state;
+  wait_for_longer_than_a_presence_lasts(true);
+}
+
 /* ----------------------------------------------------------------- what is left of a lease */
 
 static void path_of(char path[128], const char *member, const char *end) {
@@ -618,6 +705,8 @@ int main(void) {
       TEST(an_end_that_is_repeated_does_not_end_a_newer_presence),
       TEST(a_presence_that_is_written_at_the_end_goes_too),
       TEST(a_presence_of_an_earlier_try_does_not_count),
+      TEST(a_lock_that_is_waited_for_longer_than_a_presence_lasts_has_one),
+      TEST(a_lock_is_not_granted_where_another_list_came_meanwhile),
       TEST(a_lease_is_healed_for_no_longer_than_a_quorum_has_it),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),

@@ -369,6 +369,11 @@ static int ask_once(hl__quorum_ask *ask, bool *again) HL__REQUIRES(hl__quorum_mu
     hl__quorum_mutex_unlock(member->store);
     status = ask_send(ask, session);
     hl__quorum_mutex_lock(member->store);
+    /* A take may have waited for longer than the presence lasts. */
+    if (status == HL_OK && hl__ask_makes(ask)) {
+      status = hl__presence_keep(ask, session, true);
+      ask->bare = status != HL_OK;
+    }
   }
   ask->session = NULL;
   /* A hint of the interruption may still be on it. */
@@ -468,7 +473,8 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     bool late = ask->status == HL_OK && !ask->listener && !hl__ask_keep(ask);
     /* After a failed import the lease stays, for the next import of its text. */
     if (!take && !ask->lease->dropped) late = false;
-    if ((unsure || late) && !record_undo(ask)) {
+    bool bare = take && ask->bare && !unsure;
+    if ((unsure || late || bare) && !record_undo(ask)) {
       ask->lease->at[member->number].leftover = true;
       ask->lease->at[member->number].spoiled = true;
     }

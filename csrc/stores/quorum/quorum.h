@@ -142,6 +142,7 @@ struct hl__quorum_ask {
   bool interrupted;
   bool stray;          /* its caller has left it, and it goes on */
   bool sent;           /* the member may have it */
+  bool bare;           /* it was granted, but the presence is refused by now: not wanted */
   bool awaited;        /* exit() waits for it, until hl__ask_end */
   hl_session *session; /* while it runs */
   int64_t begun;       /* hl__now_ms */
