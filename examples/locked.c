@@ -11,7 +11,8 @@
  *
  * Run it, from a checkout, after `make`:
  *
- *     cc -Wall -Icsrc/core -o build/locked examples/locked.c build/lua5.4/libhierlock.a -lm -pthread
+ *     cc -Wall -Icsrc/core -o build/locked examples/locked.c build/lua5.4/libhierlock.a \
+ *       -lm -pthread
  *     build/locked u1/a1 2.5 echo 'nobody else is in u1/a1 now'
  *
  * Installed (for MySQL: cc -DWITH_MYSQL, pkg-config --static):

@@ -237,7 +237,7 @@ void hl__call_interrupt(hl__call *call) {
 
 /* ------------------------------------------------------------- acquiring */
 
-/* The lock holds what the connection has got. With a lease the connection holds nothing any more. */
+/* The lock takes over what the connection has got. A lease leaves nothing at the connection. */
 static int granted(hl__call *call, hl__connection *connection, const hl_grant *grant,
                    hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   if (!call->lease) {

@@ -31,8 +31,8 @@ void hl__exit_await_end(void);
 /* Does not return once another thread has called exit(), which then waits for n threads less: so no
    new work begins. Returns in a thread that gives back locks. Hold no mutex. */
 void hl__exit_check(unsigned n);
-/* As hl__exit_await(1); false, and nothing to end, once another thread has called exit(). Before the
-   client library closes a connection: the end of the process closes it, too. */
+/* As hl__exit_await(1); false, and nothing to end, once another thread has called exit(). Before
+   the client library closes a connection: the end of the process closes it, too. */
 bool hl__exit_try_await(void);
 /* Between the two, this thread gives back locks that the program has released or does not want.
    exit() waits for it, as for threads on their way out. May be nested. */

@@ -85,8 +85,8 @@ void hl__hold_begin(hl__hold *hold, hl__connection *connection, const hl_grant *
 
 /* ---------------------------------------------------------------- using */
 
-/* Frees the ended connection. Another thread that looks whether the lock stands finds it by the hold,
-   under the manager's mutex. */
+/* Frees the ended connection. Another thread that looks whether the lock stands finds it by the
+   hold, under the manager's mutex. */
 static void connection_drop(hl__hold *hold) {
   hl__manager_mutex_lock(hold->manager);
   hl__connection *connection = hold->connection;

@@ -141,8 +141,8 @@ void hl__line_forget(hl__waiter *waiter);
 /* Waits in line. HL_OK: the waiter may go to the store; HL_TIMEOUT; HL_CANCELLED: the manager is
    closed. In each case it is still in line. */
 int hl__line_wait(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
-/* Sends pendings to the store while there is room; where the store calls back, has the keeper do so.
-   Call it whenever there is more room. */
+/* Sends pendings to the store while there is room; where the store calls back, has the keeper do
+   so. Call it whenever there is more room. */
 void hl__line_advance(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Sends some pendings to a store that calls back, and gives the mutex back meanwhile. The keeper
    sends the rest. */

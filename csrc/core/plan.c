@@ -40,8 +40,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A plan's rows, targets and bytes lie one behind the other in one block: behind the plan itself, or
-   apart once they outgrow that. */
+/* A plan's rows, targets and bytes lie one behind the other in one block: behind the plan itself,
+   or apart once they outgrow that. */
 static uint64_t block_size(uint64_t rows, uint64_t targets, uint64_t bytes) {
   return rows * sizeof(hl_row) + targets * sizeof(hl__plan_target) + bytes;
 }

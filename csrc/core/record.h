@@ -1,7 +1,7 @@
 /*
- * record.h - judges what a store has found of a lease: may the caller have it, and if not, why? Each
- * store compares in its own way, in its own step. What follows from the comparison is decided, and
- * said, here alone. Any thread.
+ * record.h - judges what a store has found of a lease: may the caller have it, and if not, why?
+ * Each store compares in its own way, in its own step. What follows from the comparison is decided,
+ * and said, here alone. Any thread.
  */
 #ifndef HIERLOCK_RECORD_H
 #define HIERLOCK_RECORD_H

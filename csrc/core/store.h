@@ -207,12 +207,12 @@ typedef struct hl_lease_filter {
    is no record of that id and holder any more; if it was revoked, *error says by whom
    (hl__record_refuse). Of terms, only id, holder, place and the fields that are named count. */
 typedef struct hl_lease_ops {
-  /* Has the lease end `ttl` from now. terms->turn and token count. Never creates a record. *sent_ms:
-     when the command was sent (hl__boot_ms), not when it was answered. After a failure, too, the
-     holder does not believe beyond *sent_ms + ttl, unless it is 0. */
+  /* Has the lease end `ttl` from now. terms->turn and token count. Never creates a record.
+     *sent_ms: when the command was sent (hl__boot_ms), not when it was answered. After a failure,
+     too, the holder does not believe beyond *sent_ms + ttl, unless it is 0. */
   int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
                  int64_t *sent_ms, hl_error *error);
-  /* Whether the record is there, and how long it lasts: 0 if it has expired. terms->token counts. */
+  /* Whether the record is there, and how long it lasts: 0 if it is over. terms->token counts. */
   int (*inspect)(hl_session *session, const hl_lease_terms *terms, int64_t deadline,
                  int64_t *left_ms, hl_error *error);
   /* Deletes the record, and wakes its waiters. HL_OK: the record was there. HL__ABSENT: with
@@ -346,9 +346,10 @@ typedef struct hl_store_ops {
      HL_ENOMEM. */
   int (*take)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* Begins a take of a session that holds nothing, and calls back instead of blocking. HL_OK:
-     started->done is called later, by another thread, perhaps before this returns. Else the take has
-     not begun. HL_BUSY: no thread can be started now. The request, what it leads to, and *started
-     stay until `done` is called. A take that waits costs no thread. NULL: the store cannot. */
+     started->done is called later, by another thread, perhaps before this returns. Else the take
+     has not begun. HL_BUSY: no thread can be started now. The request, what it leads to, and
+     *started stay until `done` is called. A take that waits costs no thread. NULL: the store
+     cannot. */
   int (*start)(hl_session *session, const hl_request *request, hl_started *started,
                hl_error *error);
   /* Makes rows shared that the session made exclusive by `upgrade`; it holds them throughout. Waits

@@ -43,7 +43,8 @@ bool hl__worker_take_back(hl_manager *manager, hl__task *task) HL__REQUIRES(hl__
 void hl__worker_comes(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Ends the workers of a manager that has just been closed. exit() waits for them. */
 void hl__workers_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
-/* Waits until the workers have ended, and what the store calls back, but at most one second: then a server hangs. */
+/* Waits until the workers have ended, and what the store calls back, but at most one second: then
+   a server hangs. */
 void hl__workers_await(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 
 #endif

@@ -217,7 +217,7 @@ Judges whether the locks of a server exclude. For hierlock's own Lua code.
 @function core.judge
 @local
 @string store `mysql`, `postgresql`, `redis` or `memcached`
-@tparam table facts what the server says of itself, by the names that judge.h has: texts, and booleans
+@tparam table facts what the server says of itself, by the names of judge.h: texts, and booleans
 @treturn[1] boolean true
 @return[2] nil
 @return[2] err `unsafe_server`, `not_provisioned`, `store`
@@ -245,7 +245,8 @@ static int judge(lua_State *L) {
 }
 
 /***
-Explains an error number of MySQL or MariaDB, in a program's own transaction. For hierlock's own Lua code.
+Explains an error number of MySQL or MariaDB, in a program's own transaction. For hierlock's own
+Lua code.
 @function core.judge_mysql_error
 @local
 @int errno

@@ -179,8 +179,8 @@ hll_manager *hll_manager_check(lua_State *L);
 /* Settles the stack to n values, the first a manager or a handle, and pushes the
    shared table, at n + 1. */
 int hll_manager_shared(lua_State *L, int n);
-/* Tells on_lost of each lost lock of the manager, whose uservalue the object at index has, too. Does
-   nothing when the manager is closed. */
+/* Tells on_lost of each lost lock of the manager, whose uservalue the object at index has, too.
+   Does nothing when the manager is closed. */
 void hll_losses_tell(lua_State *L, hll_manager *self, int index);
 /* For the methods that acquire, in acquire.c and lease.c. The first counts a call. The second
    returns the core's manager; it raises where an allocation has run a finalizer that closed it. The

@@ -222,7 +222,8 @@ static int take_root(hl_manager *manager, const char *id, const hl_options *opti
   return status;
 }
 
-/* A child that has one node, says so, and when it is told waits for another. Ends with what that comes to. */
+/* A child that has one node, says so, and when it is told waits for another. Ends with what that
+   comes to. */
 static pid_t child(hl_manager *manager, const hl_options *options, const char *has,
                    const char *wants, int said, int go) {
   pid_t pid = fork();

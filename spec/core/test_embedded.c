@@ -909,7 +909,7 @@ static void a_program_that_lost_its_descriptor_gives_back(void **state) {
   }
 }
 
-/* overlayfs, in a mount namespace of a child's. 0: noticed at once; 77: it cannot be mounted here. */
+/* overlayfs, in a mount namespace of a child's. 0: noticed at once; 77: no mount here. */
 static int overlay_try(void) {
   char under[96], options[512], path[sizeof directory];
   (void)snprintf(under, sizeof under, "%s/overlay", directory);
@@ -1254,7 +1254,7 @@ static int without_proc(const char *message) {
   for (;;) (void)pause();
 }
 
-/* The child's pid once it holds its row; 0: it has ended, as it should. -1: it may not do so here. */
+/* The child's pid once it holds its row; 0: it has ended, as it should. -1: it may not here. */
 static pid_t without_proc_start(const char *message) {
   int status = 0;
   atomic_store(&between->step, 0);

@@ -702,8 +702,8 @@ static void what_a_killed_conversion_leaves_is_imported(void **state) {
   end(&f);
 }
 
-/* A process that stands still while it takes a lease away that is over keeps the others from its rows
-   only while it has the lock of a partition. */
+/* A process that stands still while it takes a lease away that is over keeps the others from its
+   rows only while it has the lock of a partition. */
 static void a_process_stopped_while_it_drops_one_keeps_no_row(void **state) {
   (void)state;
   if (!TRACES) skip();

@@ -1,8 +1,8 @@
 /*
- * test_embedded_store.c - the embedded store, through its hl_store_ops: its grants, their order, and
- * the leftovers when processes die, fork or lose their directory. Other processes are real ones:
- * a forked child opens the store afresh, as another program would. Leases: test_embedded_leases.c;
- * the table beneath: test_embedded.c.
+ * test_embedded_store.c - the embedded store, through its hl_store_ops: its grants, their order,
+ * and the leftovers when processes die, fork or lose their directory. Other processes are real
+ * ones: a forked child opens the store afresh, as another program would. Leases:
+ * test_embedded_leases.c; the table beneath: test_embedded.c.
  */
 #include "../../csrc/stores/embedded/embedded_store.h"
 
@@ -1078,8 +1078,8 @@ static void a_copied_directory_is_refused(void **state) {
 
 /* ------------------------------------------------- hostile, and careless */
 
-/* A process that may write the file can lock all of it. It keeps new programs out; those that have the
-   directory open go on. */
+/* A process that may write the file can lock all of it. It keeps new programs out; those that have
+   the directory open go on. */
 static void a_program_that_locks_all_bytes_stops_openers_alone(void **state) {
   (void)state;
   hl_store *store = store_new(), *other;
@@ -1225,7 +1225,8 @@ static void what_the_killed_left_is_swept(void **state) {
 /* Fewer than the tries of a process that makes a file. */
 #define SWEEPS 5
 
-/* Sweeps like processes whose clocks are ahead: every new file looks old to them. Each sweeps once, when it opens. */
+/* Sweeps like processes whose clocks are ahead: every new file looks old to them. Each sweeps once,
+   when it opens. */
 static void sweep_what_is_new(intptr_t unused) {
   (void)unused;
   atomic_store(&shared->holders[0], 1);

@@ -263,7 +263,8 @@ static void leases(hl_manager *manager, const hl_plan *plan) {
   give_back(lock);
 }
 
-/* Changes the mode of an update lock to and fro; ttl: 0 for a session. The lock has a plan, whatever fails. */
+/* Changes the mode of an update lock to and fro; ttl: 0 for a session. The lock has a plan,
+   whatever fails. */
 static void convert(hl_manager *manager, const hl_plan *plan, int64_t ttl) {
   hl_error error;
   hl_lock *lock = NULL, *none = NULL;

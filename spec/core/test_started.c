@@ -1,7 +1,7 @@
 /*
  * test_started.c - takes of the embedded store that do not block (hl_store_ops.start): granted,
- * timed out, cancelled, beside takes that block, of other processes, too; very many of them, without
- * a thread for each.
+ * timed out, cancelled, beside takes that block, of other processes, too; very many of them,
+ * without a thread for each.
  */
 #include "clock.h"
 #include "error.h"

@@ -259,8 +259,8 @@ static long breakpoint_for(long k) { return k * 0; }
 static bool run_to(pid_t pid, long i) { return (void)pid, i == 0; }
 #endif
 
-/* Steps the child k times, or until it is done or has strayed. How often; `giver` gives its row back behind the
-   step `give`, or where the child sleeps. */
+/* Steps the child k times, or until it is done or has strayed. How often; `giver` gives its row
+   back behind the step `give`, or where the child sleeps. */
 static long step_on(const operation *what, pid_t pid, long k, hl__shm_session *giver) {
   const long give = k / 2 + 1;
   long i = k < LIMIT && !what->waits && !strayed ? breakpoint_for(k) : 0;

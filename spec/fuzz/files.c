@@ -1,5 +1,5 @@
-/* files.c - a lock directory whose file was overwritten, before it was opened and while it is used: a
-   program that opens it gets its lock, or an error in one line, in time. While the file is as
+/* files.c - a lock directory whose file was overwritten, before it was opened and while it is used:
+   a program that opens it gets its lock, or an error in one line, in time. While the file is as
    hierlock made it, whatever lies beside it, a holder keeps others out. A directory without any
    files is as good as new. The input: damage to the present files, a zero, and damage to the files
    in use. See damage. */

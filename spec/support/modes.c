@@ -1,6 +1,6 @@
 /*
- * modes.c - for LD_PRELOAD: a file that the process makes has the mode that its umask leaves for 5 ms, and then the
- * mode that the process gives it.
+ * modes.c - for LD_PRELOAD: a file that the process makes has the mode that its umask leaves for
+ * 5 ms, and then the mode that the process gives it.
  */
 #include <sys/stat.h>
 #include <sys/syscall.h>

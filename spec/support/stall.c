@@ -1,6 +1,6 @@
 /*
- * stall.c - for specs: this process stands still in the embedded store's table, as far as others can
- * see. It has the locks of all partitions, and works on all leases.
+ * stall.c - for specs: this process stands still in the embedded store's table, as far as others
+ * can see. It has the locks of all partitions, and works on all leases.
  */
 #include "../../csrc/stores/embedded/format.h"
 

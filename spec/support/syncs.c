@@ -1,5 +1,5 @@
 /*
- * syncs.c - for LD_PRELOAD: counts how often the process waits for the disk, and says it at the end.
+ * syncs.c - for LD_PRELOAD: counts how often the process waits for the disk, and says it last.
  */
 #include <stdatomic.h>
 #include <stdio.h>

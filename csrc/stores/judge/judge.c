@@ -130,8 +130,8 @@ static const struct {
     {1161, HL_ECONNECTION, 0, ""}, /* writing took too long */
     {1927, HL_ECONNECTION, 0, ""}, /* MariaDB: killed */
     {4031, HL_ECONNECTION, 0, ""}, /* MySQL: wait_timeout */
-    /* MariaDB with innodb_snapshot_isolation, the default from 11.6 on: the view is too old, and the
-       server has rolled the transaction back */
+    /* MariaDB with innodb_snapshot_isolation, the default from 11.6 on: the view is too old, and
+       the server has rolled the transaction back */
     {1020, HL_DEADLOCK, HL__MYSQL_PROGRAM, ""},
     /* no savepoint: the transaction in which it was set has ended */
     {1305, HL_ELOST, HL__MYSQL_PROGRAM, ""},

@@ -33,8 +33,8 @@ typedef struct hl__fact {
 int hl__mysql_server_judge(const hl__fact *facts, hl_error *error);
 /* PostgreSQL: `version` (of version(), or the greeting's), `standby`, `multiple`
    (HL__PG_MULTIPLE); `sequence`, `sequence_usable`: whether there is one for tokens, and the role
-   may use it (HL_ESTORE); `gate`: m, where it is missing and leases are there, u, where the role may
-   not read it (HL_ENOT_PROVISIONED). */
+   may use it (HL_ESTORE); `gate`: m, where it is missing and leases are there, u, where the role
+   may not read it (HL_ENOT_PROVISIONED). */
 int hl__pg_server_judge(const hl__fact *facts, hl_error *error);
 /* Redis and Valkey: `redis_version`, `role`, `maxmemory_policy`, of INFO. */
 int hl__redis_server_judge(const hl__fact *facts, hl_error *error);

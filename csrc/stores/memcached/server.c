@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The client's clock is ahead of the server's time by less, and behind it by no more, where both are
-   right: ms. The server counts whole seconds from its start, perhaps a second too many. */
+/* The client's clock is ahead of the server's time by less, and behind it by no more, where both
+   are right: ms. The server counts whole seconds from its start, perhaps a second too many. */
 #define AHEAD_MS 4000
 #define BEHIND_MS 3000
 

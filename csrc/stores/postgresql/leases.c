@@ -76,8 +76,8 @@ static bool is_true(const PGresult *result, int column) {
   return field && *field == 't';
 }
 
-/* Reads the record, and judges it. With a holder, for an import: then that is who has the lease; any
-   will do. refresh: terms->turn counts. HL_OK, HL_ELOST, HL__ABSENT, HL_ECONNECTION. */
+/* Reads the record, and judges it. With a holder, for an import: then that is who has the lease;
+   any will do. refresh: terms->turn counts. HL_OK, HL_ELOST, HL__ABSENT, HL_ECONNECTION. */
 static int record_find(hl__pg_session *session, const hl_lease_terms *terms, char holder[40],
                        bool refresh, int64_t deadline, hl_error *error) {
   hl__pg_part part = {.number = -1,

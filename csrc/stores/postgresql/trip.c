@@ -65,7 +65,7 @@ int hl__pg_failure(hl__pg_session *session, int64_t end, hl_error *error) {
   if (state && (hl__pg_state_is(state, HL__PG_PLAN) ||
                 (hl__pg_state_is(state, HL__PG_OBJECT) && strstr(said, "hier_lock_"))))
     return hl__error_as(error, HL_ECONNECTION);
-  /* The server has ended the wait because its time was up, whether or not an interruption came, too. */
+  /* The server has ended the wait because its time was up, whether or not an interruption came. */
   if (status != HL_CANCELLED || hl__now_ms() < end) return status;
   return hl__error_as(error, HL_TIMEOUT);
 }

@@ -304,10 +304,10 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
 
 /* --------------------------------------------------------------- adopting */
 
-/* A later import of the same text must not lose a member that it has counted. So an import leaves no
-   question open: a member that has not answered is not asked any more, and what it carries out late
-   names the holder that the import replaced (hl_lease_ops.adopt). Healing, too, takes a record only
-   from that holder.
+/* A later import of the same text must not lose a member that it has counted. So an import leaves
+   no question open: a member that has not answered is not asked any more, and what it carries out
+   late names the holder that the import replaced (hl_lease_ops.adopt). Healing, too, takes a record
+   only from that holder.
 
    Of two imports at once, each may replace the other at another member. So once the members have
    answered, an import asks them again, and counts only those that still name its holder. Two

@@ -211,8 +211,8 @@ bool hl__presence_stands(const hl__quorum_member *member) {
   return member->present_till > hl__boot_ms();
 }
 
-/* HL_OK: the ask names the presence, which this process does without from now on. HL_CANCELLED: there
-   is none, or a later question needs it, and would grant a lease beside none. */
+/* HL_OK: the ask names the presence, which this process does without from now on. HL_CANCELLED:
+   there is none, or a later question needs it, and would grant a lease beside none. */
 static int part(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   if (ask->terms.turn) return HL_OK; /* it is asked again: a newer one may be there */

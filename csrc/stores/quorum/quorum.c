@@ -210,7 +210,7 @@ static int members_join(hl__quorum_store *store, hl__quorum_session *session, hl
     int64_t end = hl__now_ms() + PAUSE_MS + (int64_t)tries * (random % PAUSE_MS);
     while (hl__left_ms(end) > 0) hl__quorum_wait(session, end);
     store->stopped.status = HL_OK;
-    /* A presence that has not ended yet may name a list that this try has found, and not the next. */
+    /* A presence that has not ended yet may name a list that this try has found, not the next. */
     for (unsigned i = 0; i < store->n; i++) store->members[i].present_till = 0;
   }
 }

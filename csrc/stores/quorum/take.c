@@ -410,8 +410,8 @@ static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
-/* Whether no member may still say that another list is in use. A member that has not said so in time
-   is suspect: else each call would wait for it as long. */
+/* Whether no member may still say that another list is in use. A member that has not said so in
+   time is suspect: else each call would wait for it as long. */
 static bool is_judged(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   bool judged = true;
   for (unsigned i = 0; i < self->store->n; i++) {

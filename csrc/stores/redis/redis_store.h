@@ -192,7 +192,7 @@ int hl__redis_params(hl__redis_store *store, hl_error *error);
 
 /* ---- dial.c */
 
-/* Connects to that address, or to the DSN's socket (NULL), and logs in; as NULL: as the DSN says. */
+/* Connects to that address (NULL: the DSN's socket), and logs in; as NULL: as the DSN says. */
 int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
                    const hl__redis_login *as, int64_t deadline, hl__redis_session **result,
                    hl_error *error);
