@@ -14,6 +14,11 @@ local at_end, findings_of, examine, status_of, assert_finding, shell, follow, ex
 after_each(doctor.clean_up)
 
 describe("a directory", function()
+  local obeying, all_obeyed = doctor.obedience("file files trial", {
+    ["hierlock provision"] = true, -- command_doctor_spec.lua
+    ["hierlock leases"] = true, -- shows
+  })
+  teardown(all_obeyed)
   local directory, dsn
 
   before_each(function()
@@ -32,10 +37,34 @@ describe("a directory", function()
     assert.is_true(status_of(found, check) == "ok" or not found[check], json.encode(found[check]))
   end
 
-  it("in which everybody may write is named, and closed by the line", function()
+  it("in which everybody may write is named, and closed by the line", obeying({ "chmod o-w" }, function()
     shell("chmod 0777 " .. directory)
     assert_mended("rights", "warning")
-  end)
+  end))
+
+  it("that no program has used yet is settled by the line", obeying({ "hierlock doctor --levels user,account,resource" }, function()
+    assert_mended("opens", "unseen", dsn .. "/unused")
+  end))
+
+  it("in the place of this user's own that others may write is closed by the line", obeying({ "chmod 0700" }, function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    local own = "/dev/shm/hierlock-54321"
+    at_end(function() shell("rm -rf " .. own) end)
+    shell(("mkdir -m 0777 %s; chown 54321 %s"):format(own, own))
+    local found = examined_by(54321, "file:")
+    assert_finding("wrong", found, "rights")
+    assert.equal(1, follow(dsn, found.rights, error))
+    assert_finding("ok", examined_by(54321, "file:"), "rights")
+  end))
+
+  it("that its owner has closed to himself is opened by the line", obeying({ "chmod u+rwx" }, function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    shell(("chown 65534 %s; chmod 0500 %s"):format(directory, directory))
+    local found = examined_by(65534, dsn)
+    assert_finding("wrong", found, "rights")
+    assert.equal(1, follow(dsn, found.rights, error))
+    assert_finding("ok", examined_by(65534, dsn), "rights")
+  end))
 
   it("is told to be changed only where it is hierlock's", function()
     shell(": >" .. directory .. "/x; mkdir -m 0777 " .. directory .. "/y; : >" .. directory .. "/y/z")
@@ -54,7 +83,7 @@ describe("a directory", function()
     assert.matches("belongs to user 65534", found.rights.found, 1, true)
   end)
 
-  it("that is none, or in which one cannot be made, is named", function()
+  it("that is none, or in which one cannot be made, is named", obeying({ "install -d -m 0700 -o %d %s" }, function()
     shell(": >" .. directory .. "/x")
     for _, place in ipairs { "/x", "/x/y", "/x/y/z" } do
       local found = examine(dsn .. place)
@@ -65,7 +94,7 @@ describe("a directory", function()
     assert_finding("ok", examine(dsn .. "/y/z"), "directory")
     assert.is_nil(uv.fs_stat(directory .. "/y/z"))
     assert_mended("directory", "wrong", dsn .. "/a/b c")
-  end)
+  end))
 
   it("that only root can make is made for the user by the line", function()
     if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
@@ -151,7 +180,7 @@ describe("a directory", function()
     assert.matches("^name a directory for hierlock alone", found.rights.mend[1])
   end)
 
-  it("with files that a user may not write is mended by the lines, as the store makes its files", function()
+  it("with files that a user may not write is mended by the lines, as the store makes its files", obeying({ "chown -h %d:%d %s", "chmod %s %s" }, function()
     if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
     for _, case in ipairs { { "0755", "0600" }, { "0775", "0660" } } do
       local group = case[1] == "0775"
@@ -166,9 +195,9 @@ describe("a directory", function()
       assert_finding("ok", found, "a lock")
       assert.equal(tonumber(case[2], 8), assert(uv.fs_stat(directory .. "/control")).mode % 512)
     end
-  end)
+  end))
 
-  it("in the place of this user's own that is a link is not told to be removed by another", function()
+  it("in the place of this user's own that is a link is not told to be removed by another", obeying({ "rm " }, function()
     if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
     local own = "/dev/shm/hierlock-54321"
     at_end(function() shell("rm -rf " .. own) end)
@@ -182,7 +211,7 @@ describe("a directory", function()
     end
     shell(": >" .. own)
     assert.matches("^name another", examined_by(54321, "file:").directory.mend[1])
-  end)
+  end))
 
   it("on a full file system is named, and the line shows what there is", function()
     local words = ("HIERLOCK_DSN=%s %s lua/hierlock/command/main.lua doctor --json --levels a,b"):format(dsn, program.interpreter)
@@ -222,6 +251,8 @@ describe("a directory", function()
 end)
 
 support.on_sqlite(function(store)
+  local obeying, all_obeyed = doctor.obedience("sqlite", {})
+  teardown(all_obeyed)
   local file, dsn
 
   before_each(function()
@@ -233,7 +264,7 @@ support.on_sqlite(function(store)
     assert_finding("ok", examine(dsn, "--levels", "user,account,resource"), "a lock")
   end)
 
-  it("names a file that everybody may read, or its log, and the line closes them", function()
+  it("names a file that everybody may read, or its log, and the line closes them", obeying({ "chmod o= " }, function()
     local manager = assert(require("hierlock").open(dsn))
     at_end(function() manager:close() end)
     assert(manager:acquire { "u1" }):release { confirm = true }
@@ -245,7 +276,7 @@ support.on_sqlite(function(store)
       assert_finding("ok", examine(dsn), "rights")
       shell(("test -z \"$(find %s* -perm /007)\""):format(file))
     end
-  end)
+  end))
 
   it("says who can close a file of another user's", function()
     if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
@@ -265,7 +296,7 @@ support.on_sqlite(function(store)
     assert.equal("as root, or user 12345:", found.rights.mend[1])
   end)
 
-  it("names a long log, and the line shortens it", function()
+  it("names a long log, and the line shortens it", obeying({ "sqlite3 %s 'PRAGMA wal_checkpoint(TRUNCATE)'" }, function()
     local manager = assert(require("hierlock").open(dsn))
     at_end(function() manager:close() end)
     assert(manager:acquire { "u1" }):release { confirm = true }
@@ -275,7 +306,7 @@ support.on_sqlite(function(store)
     shell(("truncate -s 70M %s-wal"):format(file)) -- a program that has locked meanwhile may have shortened it
     assert.equal(1, follow(dsn, found.log, error))
     assert_finding("ok", examine(dsn), "log")
-  end)
+  end))
 
   it("has nobody change the rights of a file that is not hierlock's", function()
     shell(": >" .. file .. "0; chmod 0644 " .. file .. "0")

@@ -211,6 +211,8 @@ support.on_redis(function(store)
 end)
 
 support.on_memcached(function(store)
+  local obeying, all_obeyed = doctor.obedience("memcached", {})
+  teardown(all_obeyed)
   before_each(function()
     local manager = support.open(store)
     assert(manager:acquire { "u1" }):release { confirm = true }
@@ -224,25 +226,35 @@ support.on_memcached(function(store)
     assert.equal("warning", found.verdict)
   end)
 
-  local function options_of(finding) return assert(finding.mend[1]:match "start memcached with (.*)$", finding.mend[1]) end
+  -- The options with which the lines have it started.
+  local function options_of(found, ...)
+    local options = {}
+    for _, check in ipairs { ... } do
+      local done, said = follow(store.dsn, found[check], error)
+      assert.equal(1, done, check)
+      options[#options + 1] = said
+    end
+    return table.concat(options, " ")
+  end
 
-  it("names options with which it must not be used, and those with which it may", function()
+  it("names options with which it must not be used, and those with which it may", obeying({
+    "start memcached without -C", "start memcached with -c %.0f", "a Memcached for locks alone, or start memcached with -m %.0f",
+  }, function()
     at_end(function() store.command "restart" end)
     store.command("restart", "-C -c 40 -m 8")
     for i = 1, 30 do store.say(("set fill%d 0 0 500000\r\n"):format(i) .. ("x"):rep(500000)) end
     local found = examine(store.dsn)
-    assert.equal("start memcached without -C", found["compare and swap"].mend[1])
     for check, status in pairs { ["compare and swap"] = "wrong", connections = "wrong", memory = "warning", eviction = "warning" } do
       assert_finding(status, found, check)
     end
-    assert.equal(options_of(found.memory), options_of(found.eviction))
-    store.command("restart", options_of(found.connections) .. " " .. options_of(found.memory))
+    assert.equal(options_of(found, "memory"), options_of(found, "eviction"))
+    store.command("restart", options_of(found, "compare and swap", "connections", "memory"))
     local after = examine(store.dsn, "--levels", "user,account,resource")
     for _, check in ipairs { "compare and swap", "connections", "memory", "eviction", "a lock" } do assert_finding("ok", after, check) end
     assert.matches("^0 of 16 MiB", after.memory.found)
-  end)
+  end))
 
-  it("names one that everybody reaches, and the option that closes it", function()
+  it("names one that everybody reaches, and the option that closes it", obeying({ "start memcached with -l %s" }, function()
     -- In a network of its own, as it listens on all addresses.
     local function among(options)
       local pipe = io.popen(([[unset LD_PRELOAD; exec unshare -n%s bash -c 'ip link set lo up || exit; memcached -u "$(id -un)" -p 11311 %s & pid=$!
@@ -255,8 +267,8 @@ support.on_memcached(function(store)
     end
     local found = among "-l 0.0.0.0"
     assert_finding("warning", found, "access")
-    assert_finding("ok", among(options_of(found.access)), "access")
-  end)
+    assert_finding("ok", among(options_of(found, "access")), "access")
+  end))
 
   it("settles nothing where nobody has been", function()
     assert_finding("unseen", examine(store.dsn .. "?prefix=doctor"), "opens")

@@ -53,23 +53,29 @@ end
 
 local SETS = { set = true, set_anew = true, alter = true }
 -- Lines in words that say a setting, and where it is to be made.
-local IN_WORDS = { "my%.cnf", "^on the command line", "^take %%s out of", "^CONFIG REWRITE$" }
+local IN_WORDS = { "my%.cnf", "^on the command line", "^take %%s out of", "^CONFIG REWRITE$", "start memcached with" }
+-- Commands of a shell that mend. Others only show.
+local SHELL = { "^chmod ", "^chown ", "^install %-d ", "^rm ", "^sqlite3 " }
+
+local function finds(text, patterns)
+  for _, pattern in ipairs(patterns) do if text:find(pattern) then return true end end
+  return false
+end
 
 local function is_line(text)
-  for _, pattern in ipairs(IN_WORDS) do if text:find(pattern) then return true end end
-  return text:find "^%u%u+ .*;" ~= nil
+  return finds(text, IN_WORDS) or finds(text, SHELL) or text:find "^%u%u+ .*;" ~= nil
 end
 
 -- The texts in double quotes.
 local function literals(code) return code:gmatch '"([^"\n]*)"' end
 
--- Every line that the examination of a kind of store can print and that can be obeyed literally, by its text in the code.
--- A setting that several lines make is "set NAME", or "set name, VALUE" where the code has names in a variable.
-local function printable(kind)
+-- Every line that an examination can print and that can be obeyed literally, by its text in the code. A setting that
+-- several lines make is "set NAME", or "set name, VALUE" where the code has names in a variable.
+-- kind: a file of lua/hierlock/command/examine.
+local function printable(kind, found)
   local file = assert(io.open(("lua/hierlock/command/examine/%s.lua"):format(kind)))
   local code = ("\n" .. file:read "*a"):gsub("\n%s*%-%-[^\n]*", ""):gsub('"%s*%.%.%s*"', "")
   file:close()
-  local found = {}
   for text in literals(code) do if is_line(text) then found[text] = true end end
   for name, setting, to in code:gmatch "%f[%w_]([%w_]+)%(self, ([^,\n]+), ([^\n]*)" do
     local names = {}
@@ -90,7 +96,6 @@ local function printable(kind)
   for words in code:gmatch 'subject%.command *([("][^\n]*)' do
     for text in literals(words:match "^%b()" or words:match '^"[^"]*"') do found["hierlock " .. text] = true end
   end
-  return found
 end
 
 -- The pattern of a text that string.format fills in, without what a line says to its reader.
@@ -120,15 +125,16 @@ local function has_obeyed(key, name)
   return false
 end
 
---- Says which spec obeys which of the lines that the doctor can print for a kind of store, a file of
--- lua/hierlock/command/examine. elsewhere: lines that other specs obey, with a reason. inner: the keys of a `describe`
--- of its own, which busted does not enter where a filter leaves it out.
+--- Says which spec obeys which of the lines that the doctor can print for a kind of store. kinds: one or more files of
+-- lua/hierlock/command/examine, separated by spaces. elsewhere: lines that other specs obey, with a reason. inner: the
+-- keys of a `describe` of its own, which busted does not enter where a filter leaves it out.
 -- Returns obeying(keys, fn), a function for `it`: calls fn, which must have obeyed these lines then. A key is a text as
 -- in the code, or { "set name, VALUE", NAME… }. Also returns all_obeyed(), to be called when all specs have been
 -- declared: fails when no spec has the key of a line, or when no line has a spec's key. So neither the order of specs
 -- matters nor which of them run.
-function doctor.obedience(kind, elsewhere, inner)
-  local lines, claimed = printable(kind), {}
+function doctor.obedience(kinds, elsewhere, inner)
+  local lines, claimed = {}, {}
+  for kind in kinds:gmatch "%S+" do printable(kind, lines) end
   local function obeying(keys, fn)
     for _, key in ipairs(keys) do claimed[type(key) == "table" and key[1] or key] = true end
     return function(...)
@@ -177,6 +183,8 @@ function doctor.follow(dsn, finding, sql, restart)
       options[#options + 1] = line:gsub("^.-: ", "--"):gsub(" = ", "=")
     elseif line:find "^on the command line .*: %-c " then
       options[#options + 1] = line:match ": (%-c .*)"
+    elseif line:find "start memcached with" then
+      options[#options + 1] = line:match "start memcached with (.*)" -- without: no option
     elseif line:find "^take %S+ out of PGOPTIONS$" then
       uv.os_unsetenv "PGOPTIONS"
     elseif line:find "^then restart the server" and restart then
@@ -185,7 +193,7 @@ function doctor.follow(dsn, finding, sql, restart)
       -- The command asks for the password of the user that it names.
       local password = line:find(" --user ", 1, true) and dsn:match "//[^:/]*:([^@]*)@" or "rootpassword"
       doctor.shell(("printf '%%s\\n' '%s' | %s"):format(password, line))
-    elseif line:find "^chmod " or line:find "^chown " or line:find "^rm " or line:find "^install " or line:find "^sqlite3 " then
+    elseif finds(line, SHELL) then
       doctor.shell(line)
     else
       obeyed[#obeyed] = nil

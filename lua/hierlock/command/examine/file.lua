@@ -35,25 +35,25 @@ local function rights(found, path, stat, named)
   local uid = subject_of.user()
   local group, others = files.shared(stat)
   local may, closed = uv.fs_access(path, "rwx"), math.floor(stat.mode / 64) % 8 ~= 7
-  local function change(how)
+  local function change(line)
     if not is_ours(path) then return "name a directory for hierlock alone in the DSN" end
     if uid ~= 0 and uid ~= stat.uid then return ("have user %d give it to a group of those who lock, and close it to others"):format(stat.uid) end
-    return "chmod " .. how .. " " .. quoted(path)
+    return line .. " " .. quoted(path)
   end
   if not named and stat.uid ~= uid then
     found:add("rights", "wrong", ("it belongs to user %d"):format(stat.uid), why,
       "name a directory for hierlock alone in the DSN, or have that user remove this one")
   elseif not named and (group or others) then
-    found:add("rights", "wrong", "others may write there: mode " .. files.mode(stat), why, change "0700")
+    found:add("rights", "wrong", "others may write there: mode " .. files.mode(stat), why, change "chmod 0700")
   elseif not may then
     found:add("rights", "wrong", ("this user may not write there: mode %s, of user %d"):format(files.mode(stat), stat.uid), why,
-      stat.uid == uid and closed and change "u+rwx"
+      stat.uid == uid and closed and change "chmod u+rwx"
         or "run the program as that user, put this user into a group that may write there, or name another directory")
   elseif uid == 0 and stat.uid ~= 0 then
     found:add("rights", "warning", ("it belongs to user %d, and this is root: what root makes there keeps that user out"):format(stat.uid), why,
       ("run what uses it as that user: setpriv --reuid=%d ..."):format(stat.uid))
   elseif others then
-    found:add("rights", "warning", "everybody may write there: mode " .. files.mode(stat), why, change "o-w")
+    found:add("rights", "warning", "everybody may write there: mode " .. files.mode(stat), why, change "chmod o-w")
   else
     found:add("rights", "ok", "mode " .. files.mode(stat) .. (named and "" or (": the locks of user %d alone"):format(uid)),
       named and why or "Programs of other users have other locks. Programs of several users name one directory: file:/run/shop-locks.")
