@@ -215,6 +215,7 @@ const server_kind server_postgresql = {
                    .end = {"ALTER SYSTEM RESET default_transaction_read_only", RELOAD}}},
     .alter = {{.what = "REVOKE EXECUTE",
                .shuts = true,
+               .extends = true, /* the server looks at rights of before, unless it has to begin */
                .may = STATUS_BIT(HL_ESTORE) | STATUS_BIT(HL_ENOT_PROVISIONED),
                .begin = {"REVOKE EXECUTE ON " FUNCTIONS " FROM PUBLIC"},
                .end = {"GRANT EXECUTE ON " FUNCTIONS " TO PUBLIC"}},

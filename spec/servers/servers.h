@@ -32,7 +32,9 @@ typedef struct trouble {
   const char *what;
   const char *begin[STATEMENTS], *end[STATEMENTS]; /* NULL behind the last */
   bool provisions; /* before its end, the table of the locks is filled again */
-  bool shuts;      /* nothing is granted from its beginning to its end */
+  bool shuts;      /* nothing is granted from its beginning to its end, */
+  bool extends;    /* but the first extend of each transaction that is open */
+  bool unleased;   /* not in a space with leases: seen late there. The last of a list */
   unsigned
       may; /* STATUS_BIT: what a call may come to by it, beside a time-out and a failed connection */
   unsigned leases_may; /* the same, of leases */

@@ -121,6 +121,7 @@ static bool trouble_make(const trouble *t, int most_ms) {
     (void)all(t->end);
     return false;
   }
+  atomic_store(&fault_self->extends, t->extends);
   if (t->shuts) fault_shut_begin();
   fault_sleep_ms(roll_below(&fault_dice, most_ms));
   if (t->shuts) fault_shut_end();
@@ -131,7 +132,7 @@ static bool trouble_make(const trouble *t, int most_ms) {
 
 static const trouble *trouble_choose(const trouble *list) {
   int n = 0;
-  while (n < TROUBLES && list[n].what) n++;
+  while (n < TROUBLES && list[n].what && !(list[n].unleased && shared->leases)) n++;
   return &list[fault_way(n)];
 }
 

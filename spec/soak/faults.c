@@ -178,7 +178,9 @@ void faults_check(const record *r) {
       }
     }
     /* An extend that wants no more than is held asks no store, and keeps the token. */
-    if (r->granted && r->token != r->before && shut && r->called > shut && r->granted < opened) {
+    bool extends = r->kind == CALL_EXTEND || r->kind == CALL_START_EXTEND;
+    if (r->granted && r->token != r->before && shut && r->called > shut && r->granted < opened &&
+        !(extends && atomic_load(&w->extends))) {
       violation("%s (%s): granted, and nothing may be from %.6f to %.6f", kinds[w->kind].name,
                 w->what, seconds_at(shut), seconds_at(opened));
       show_record("it", r);

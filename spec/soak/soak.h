@@ -279,7 +279,8 @@ typedef struct fault_window {
   _Atomic int64_t lost;        /* earlier holders hold nothing any more; */
   _Atomic int64_t before;      /* but only if it was granted before this, if this is not 0 */
   _Atomic int64_t shut;        /* from then on nothing is granted, */
-  _Atomic int64_t opened;      /* until then */
+  _Atomic int64_t opened;      /* until then, */
+  _Atomic bool extends;        /* but by an extend */
   _Atomic bool new_tokens;     /* those after `lost` do not follow those before */
   _Atomic bool may_end;        /* a worker may die of it */
   _Atomic unsigned may;        /* STATUS_BIT (spec/servers): what a call may come to by it */

@@ -32,8 +32,8 @@
  * - An ALTER TABLE may give the table to an engine that locks no rows. The ALTER TABLE waits for
  *   the holders, so the engine cannot change while a lock is held. With an engine without
  *   transactions the server says that none is open; we check this on each grant. MariaDB's Aria
- *   says that a transaction is open. So every CHECK_AGAIN_MS the session asks for the engine,
- *   behind the lock statement and in the same trip.
+ *   says that a transaction is open, and so does each statement that reads a gate. So every
+ *   CHECK_AGAIN_MS the session asks for the engine, behind the lock statement and in the same trip.
  * - In a space with leases the last part, or the last table of the join, is the row of the root's
  *   gate (gate.c). It is not locked, except by a statement that records a lease: that shares it.
  *   In READ COMMITTED the server makes the view at the first plain read. Only here, where all
