@@ -15,6 +15,7 @@
 #include "embedded.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Nodes that a walk visits. More waiters than these are looked at from another end. */
 #define NODES_MAX 1024u
@@ -26,19 +27,24 @@
 typedef struct walk {
   hl__shm_space *space;
   uint32_t start, agent; /* the node; the record of its session's agent */
-  bool locked;           /* all partitions are */
   bool found;
   uint32_t by; /* the record of the session that is in the way of the start */
   uint32_t n, todo[NODES_MAX];
   uint32_t known[TABLE]; /* the nodes of todo, by hash */
+  uint32_t met[TABLE];   /* rows whose holders were met, with the mode of the waiter, by hash */
 } walk;
 
+/* Enters a number that is not 0. False: it is in the set already. */
+static bool enter(uint32_t set[TABLE], uint32_t number) {
+  uint32_t at = number * 0x9E3779B9u % TABLE;
+  while (set[at] && set[at] != number) at = (at + 1) % TABLE;
+  if (set[at]) return false;
+  set[at] = number;
+  return true;
+}
+
 static void visit(walk *self, uint32_t index) {
-  uint32_t at = index * 0x9E3779B9u % TABLE;
-  while (self->known[at] && self->known[at] != index) at = (at + 1) % TABLE;
-  if (self->known[at] == index || self->n == NODES_MAX) return;
-  self->known[at] = index;
-  self->todo[self->n++] = index;
+  if (self->n < NODES_MAX && enter(self->known, index)) self->todo[self->n++] = index;
 }
 
 static uint32_t agent_of(hl__shm_space *space, uint32_t session) {
@@ -67,7 +73,9 @@ static void queue_behind(walk *self, uint32_t from, uint32_t ahead, uint32_t ses
   if (from == self->start && !self->by) self->by = session;
 }
 
-/* The partition of the node is locked. */
+/* The partition of the node is locked. Of the waiters of a row the walk meets the holders once for each
+   mode, or a crowd of waiters would cost its square. What a second one would meet beside them is the
+   first one's own session, and that waits for the first. Only the start has holders of its own. */
 static void look(walk *self, uint32_t index, uint64_t claim) {
   hl__shm_space *space = self->space;
   const hl__shm_node *node = hl__shm_node_at(space, index);
@@ -83,6 +91,7 @@ static void look(walk *self, uint32_t index, uint64_t claim) {
     }
     before = ahead->prev;
   }
+  if (index != self->start && !enter(self->met, node->row << 3 | hl__shm_mode_of(claim))) return;
   for (uint32_t i = row->holders; i && steps < STEPS_MAX && !self->found; steps++) {
     const hl__shm_node *holder = hl__shm_node_at(space, i);
     if (!holder) break;
@@ -95,10 +104,10 @@ static void look(walk *self, uint32_t index, uint64_t claim) {
 }
 
 static bool walk_from(walk *self, bool locked, int64_t deadline) {
-  self->locked = locked;
   self->found = false;
   self->by = self->n = 0;
-  for (uint32_t i = 0; i < TABLE; i++) self->known[i] = 0;
+  memset(self->known, 0, sizeof self->known);
+  memset(self->met, 0, sizeof self->met);
   visit(self, self->start);
   for (uint32_t k = 0; k < self->n && !self->found; k++) {
     const hl__shm_node *node = hl__shm_node_at(self->space, self->todo[k]);
