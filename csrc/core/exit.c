@@ -6,7 +6,7 @@
 #include "clock.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -90,6 +90,22 @@ void hl__exit_begin(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   forks_watch();
   (void)pthread_once(&once, stay_loaded);
+}
+
+int hl__thread_start(pthread_t *thread, size_t stack, void *(*run)(void *context), void *context) {
+  sigset_t all, before;
+  pthread_attr_t attributes;
+  (void)pthread_attr_init(&attributes);
+  if (stack) {
+    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    (void)pthread_attr_setstacksize(&attributes, stack);
+  }
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failure = pthread_create(thread, &attributes, run, context);
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  (void)pthread_attr_destroy(&attributes);
+  return failure;
 }
 
 /* Once for each client library. */

@@ -13,10 +13,14 @@
 
 #include "store.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 
 /* Call it before a thread of ours starts: keeps this code loaded. */
 void hl__exit_begin(void);
+/* Starts a thread that blocks all signals: they are the program's. stack: its bytes, and it is
+   detached; 0: as usual, and another thread joins it. 0, or an errno. */
+int hl__thread_start(pthread_t *thread, size_t stack, void *(*run)(void *context), void *context);
 /* Opens a store as ops->open does, which see. Before that, initialises its client library, and
    registers our handler with exit() behind the library's: exit() runs the last one first. exit()
    waits for this call as for a thread on its way out; the call does not return once another thread

@@ -22,7 +22,6 @@
 #include "exit.h"
 
 #include <errno.h>
-#include <signal.h>
 
 /* The longest pause between two turns. */
 #define TURN_MS 1000
@@ -147,15 +146,10 @@ static void *keeper_main(void *argument) {
 }
 
 int hl__keeper_start(hl_manager *manager, hl_error *error) {
-  sigset_t all, before;
   if (manager->keeper.runs || manager->closed) return HL_OK;
   hl__exit_begin();
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  int failure = pthread_create(&manager->keeper.thread, NULL, keeper_main, manager);
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  errno = failure;
-  if (failure) return hl__error_errno(error, HL_BUSY, "cannot start a thread");
+  errno = hl__thread_start(&manager->keeper.thread, 0, keeper_main, manager);
+  if (errno) return hl__error_errno(error, HL_BUSY, "cannot start a thread");
   manager->keeper.runs = true;
   return HL_OK;
 }

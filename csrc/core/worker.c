@@ -6,8 +6,6 @@
 #include "clock.h"
 #include "exit.h"
 
-#include <signal.h>
-
 /* An idle worker ends after this. */
 #define IDLE_MS 10000
 /* Within this time an interrupted call of a worker ends, if its server answers. */
@@ -83,20 +81,10 @@ static void *worker_main(void *argument) {
 
 /* False: the system gives us no thread now. */
 static bool worker_start(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
-  sigset_t all, before;
-  hl__exit_begin();
   pthread_t thread;
-  pthread_attr_t detached;
-  (void)pthread_attr_init(&detached);
-  (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  (void)pthread_attr_setstacksize(&detached, STACK_BYTES);
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  hl__exit_begin();
   atomic_fetch_add(&manager->references, 1u);
-  int failure = pthread_create(&thread, &detached, worker_main, manager);
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  (void)pthread_attr_destroy(&detached);
-  if (failure) {
+  if (hl__thread_start(&thread, STACK_BYTES, worker_main, manager) != 0) {
     atomic_fetch_sub(&manager->references, 1u); /* not the last one: the caller has one */
     return false;
   }

@@ -14,7 +14,6 @@
 #include "embedded.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #define LOOK_NS INT64_C(500000000)
@@ -270,16 +269,9 @@ static void *run(void *context) {
 
 static int thread_start(hl__shm_space *space, hl_error *error) HL__REQUIRES(hl__shm_bell_mutex) {
   hl__shm_bell *bell = space->bell;
-  sigset_t all, before;
-  if (bell->started) return HL_OK;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  errno = pthread_create(&bell->thread, NULL, run, space);
+  errno = bell->started ? 0 : hl__thread_start(&bell->thread, 0, run, space);
   bell->started = errno == 0;
-  int saved = errno;
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  errno = saved;
-  return saved ? hl__error_errno(error, HL_BUSY, "cannot start a thread") : HL_OK;
+  return bell->started ? HL_OK : hl__error_errno(error, HL_BUSY, "cannot start a thread");
 }
 
 int hl__shm_bell_enter(hl__shm_session *session, hl__shm_ear *ear, hl_error *error) {

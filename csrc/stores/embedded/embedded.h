@@ -42,6 +42,7 @@
 #include "clock.h"
 #include "directory.h"
 #include "error.h"
+#include "exit.h"
 #include "fork.h"
 #include "format.h"
 #include "heap.h"
@@ -521,8 +522,8 @@ bool hl__shm_stock_leave(hl__shm_space *space);
 int hl__shm_watch_new(hl__shm_space *space, hl_error *error);
 void hl__shm_watch_free(hl__shm_space *space);
 /* From now on the session sleeps for session->waits, until it leaves: the thread wakes it if it is
-   granted and was not told, or if the space is gone. HL_OK, HL_ESTORE: no thread can be started. */
-int hl__shm_watch_enter(hl__shm_session *session, hl_error *error);
+   granted and was not told, or if the space is gone. False: no thread can be started. */
+bool hl__shm_watch_enter(hl__shm_session *session);
 void hl__shm_watch_leave(hl__shm_session *session);
 /* Something is late. */
 void hl__shm_watch_kick(hl__shm_space *space);

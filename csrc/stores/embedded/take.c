@@ -354,7 +354,7 @@ static int row_wait(const hl__shm_taking *self, uint32_t index, const hl_row *ro
                     hl_error *error) {
   hl__shm_session *session = self->session;
   hl__shm_taking own = *self;
-  own.alone = hl__shm_watch_enter(session, NULL) != HL_OK;
+  own.alone = !hl__shm_watch_enter(session);
   const uint32_t told = rows_tell(&own);
   int status = granted_await(&own, index, hl__shm_key_of(held_of(row)), error);
   if (!own.alone) hl__shm_watch_leave(session);

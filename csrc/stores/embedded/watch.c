@@ -11,7 +11,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -180,18 +179,11 @@ static void *run(void *context) {
   return NULL;
 }
 
-static int thread_start(hl__shm_space *space, hl_error *error) HL__REQUIRES(hl__shm_space_mutex) {
-  sigset_t all, before;
-  if (space->watch->started) return HL_OK;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  errno = pthread_create(&space->watch->thread, NULL, run, space);
-  space->watch->started = errno == 0;
-  int saved = errno;
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  errno = saved;
-  if (saved) return hl__error_errno(error, HL_ESTORE, "cannot start a thread");
-  return HL_OK;
+/* False: the system gives us no thread now. */
+static bool thread_start(hl__shm_space *space) HL__REQUIRES(hl__shm_space_mutex) {
+  hl__shm_watch *watch = space->watch;
+  if (!watch->started) watch->started = hl__thread_start(&watch->thread, 0, run, space) == 0;
+  return watch->started;
 }
 
 /* Has the thread watch, where it sleeps, or does not watch a process that has come since. */
@@ -203,12 +195,12 @@ static void attend(hl__shm_space *space) HL__REQUIRES(hl__shm_space_mutex) {
   kick(watch);
 }
 
-int hl__shm_watch_enter(hl__shm_session *session, hl_error *error) {
+bool hl__shm_watch_enter(hl__shm_session *session) {
   hl__shm_space *space = session->space;
   hl__shm_watch *watch = space->watch;
   hl__shm_space_lock(space);
-  int status = thread_start(space, error);
-  if (status == HL_OK) {
+  const bool watched = thread_start(space);
+  if (watched) {
     session->previous = NULL;
     session->next = watch->sleepers;
     if (session->next) session->next->previous = session;
@@ -216,7 +208,7 @@ int hl__shm_watch_enter(hl__shm_session *session, hl_error *error) {
     attend(space);
   }
   hl__shm_space_unlock(space);
-  return status;
+  return watched;
 }
 
 void hl__shm_watch_leave(hl__shm_session *session) {
@@ -230,7 +222,7 @@ void hl__shm_watch_leave(hl__shm_session *session) {
 
 bool hl__shm_watch_bell(hl__shm_space *space, bool waits) {
   hl__shm_space_lock(space);
-  bool watched = !waits || thread_start(space, NULL) == HL_OK;
+  const bool watched = !waits || thread_start(space);
   space->watch->bell = waits && watched;
   if (space->watch->bell) attend(space);
   hl__shm_space_unlock(space);
@@ -239,7 +231,7 @@ bool hl__shm_watch_bell(hl__shm_space *space, bool waits) {
 
 void hl__shm_watch_kick(hl__shm_space *space) {
   hl__shm_space_lock(space);
-  if (thread_start(space, NULL) == HL_OK && space->watch->asleep) {
+  if (thread_start(space) && space->watch->asleep) {
     space->watch->asleep = false;
     kick(space->watch);
   }

@@ -11,7 +11,6 @@
 
 #include "exit.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -547,20 +546,10 @@ static void *thread_main(void *argument) {
 }
 
 bool hl__member_start(hl__quorum_member *member) {
-  sigset_t all, before;
   pthread_t thread;
-  pthread_attr_t detached;
   if (member->threads >= (member->suspect ? SUSPECT_THREADS : THREADS_MAX)) return false;
   hl__exit_begin();
-  (void)pthread_attr_init(&detached);
-  (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  (void)pthread_attr_setstacksize(&detached, STACK_BYTES);
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  int failure = pthread_create(&thread, &detached, thread_main, member);
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  (void)pthread_attr_destroy(&detached);
-  if (failure) return false;
+  if (hl__thread_start(&thread, STACK_BYTES, thread_main, member) != 0) return false;
   member->threads++;
   member->store->references++;
   return true;
