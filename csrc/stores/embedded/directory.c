@@ -7,6 +7,7 @@
 #include "directory.h"
 #include "machine.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -197,10 +198,7 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_
 
 char *hl__file_path(const char *directory, const char *name) {
   char *path;
-  int n = directory && *directory
-              ? asprintf(&path, "%s/%s", directory, name)
-              : asprintf(&path, DEFAULT_DIRECTORY "/%s", (unsigned long)geteuid(), name);
-  return n < 0 ? NULL : path;
+  return asprintf(&path, "%s/%s", directory, name) < 0 ? NULL : path;
 }
 
 void hl__file_directory_close(hl__file_directory *directory) {
@@ -211,6 +209,10 @@ void hl__file_directory_close(hl__file_directory *directory) {
 }
 
 /* ---------------------------------------------------------- files in it */
+
+/* Temporary files, which soon get another name, have names that begin so. The process that has one
+   locks its first bytes. */
+#define TEMPORARY "tmp-"
 
 /* While births are forbidden: the descriptor, watched; or closed, and -1. */
 static int watched(int fd) {
@@ -226,7 +228,8 @@ void hl__file_close(int fd) {
 
 /* Gives a new file to those who share the directory. A file that root makes in a user's directory
    becomes the user's, or the user could not open it. */
-static int file_share(const hl__file_directory *directory, int fd, mode_t mode) {
+static int file_share(const hl__file_directory *directory, int fd) {
+  mode_t mode = directory->file_mode;
   int given = 0;
   if (geteuid() == 0 && directory->owner != 0) given = fchown(fd, directory->owner, (gid_t)-1);
   (void)given; /* where root may not, it stays root's */
@@ -236,9 +239,8 @@ static int file_share(const hl__file_directory *directory, int fd, mode_t mode) 
   return fchmod(fd, mode);
 }
 
-int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
-                       char name[HL__FILE_NAME_MAX]) {
-  struct flock life = hl__file_life(F_WRLCK);
+int hl__file_temporary(const hl__file_directory *directory, char name[HL__FILE_NAME_MAX]) {
+  struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 2};
   int fd;
   hl__fork_forbid();
   do {
@@ -247,14 +249,14 @@ int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
       static _Atomic uint64_t count;
       random = (uint64_t)hl__unix_ms() << 20 | atomic_fetch_add(&count, 1u);
     }
-    (void)snprintf(name, HL__FILE_NAME_MAX, HL__FILE_TEMPORARY "%ld-%016llx", (long)getpid(),
+    (void)snprintf(name, HL__FILE_NAME_MAX, TEMPORARY "%ld-%016llx", (long)getpid(),
                    (unsigned long long)random);
     fd = openat(directory->fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   } while (fd < 0 && errno == EEXIST);
   fd = watched(fd);
   hl__fork_allow();
   if (fd < 0) return -1;
-  if (fcntl(fd, F_OFD_SETLK, &life) == 0 && file_share(directory, fd, mode) == 0) return fd;
+  if (fcntl(fd, F_OFD_SETLK, &life) == 0 && file_share(directory, fd) == 0) return fd;
   int saved = errno;
   (void)unlinkat(directory->fd, name, 0);
   hl__file_close(fd);
@@ -292,11 +294,6 @@ int hl__file_open(const hl__file_directory *directory, const char *name, struct 
   return fd;
 }
 
-int hl__file_open_to_read(const hl__file_directory *directory, const char *name) {
-  struct stat st;
-  return file_open(directory, name, O_RDONLY, &st);
-}
-
 int hl__file_write(int fd, const void *data, size_t size) {
   const char *from = data;
   while (size > 0) {
@@ -326,42 +323,32 @@ int hl__file_name(const hl__file_directory *directory, const char *temporary, co
 /* A sweep looks at so many names at most: it ends soon in a directory with very many files. */
 #define SWEEP_MAX 20000u
 
-bool hl__file_is_dead(int fd) {
-  struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 2};
-  return fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type == F_UNLCK;
-}
-
 static void file_sweep(const hl__file_directory *directory, const char *name) {
   struct stat st;
-  int fd = hl__file_open_to_read(directory, name);
+  struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 2};
+  int fd = file_open(directory, name, O_RDONLY, &st);
   if (fd < 0) return;
-  if (hl__file_is_dead(fd) && fstat(fd, &st) == 0 && time(NULL) - st.st_mtime > YOUNG_S)
+  if (fcntl(fd, F_OFD_GETLK, &life) == 0 && life.l_type == F_UNLCK &&
+      time(NULL) - st.st_mtime > YOUNG_S)
     (void)unlinkat(directory->fd, name, 0);
   hl__file_close(fd);
 }
 
-DIR *hl__file_list(const hl__file_directory *directory) {
+void hl__file_sweep(const hl__file_directory *directory) {
+  struct dirent *file;
   hl__fork_forbid();
   int fd = watched(openat(directory->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   hl__fork_allow();
   DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
-  if (!names) hl__file_close(fd);
-  return names;
-}
-
-void hl__file_list_end(DIR *names) {
+  if (!names) {
+    hl__file_close(fd);
+    return;
+  }
+  for (unsigned n = 0; n < SWEEP_MAX && (file = readdir(names)); n++)
+    if (strncmp(file->d_name, TEMPORARY, strlen(TEMPORARY)) == 0)
+      file_sweep(directory, file->d_name);
   hl__fork_forbid();
-  hl__fork_unwatch(dirfd(names), 0);
+  hl__fork_unwatch(fd, 0);
   (void)closedir(names);
   hl__fork_allow();
-}
-
-void hl__file_sweep(const hl__file_directory *directory) {
-  struct dirent *file;
-  DIR *names = hl__file_list(directory);
-  if (!names) return;
-  for (unsigned n = 0; n < SWEEP_MAX && (file = readdir(names)); n++)
-    if (strncmp(file->d_name, HL__FILE_TEMPORARY, strlen(HL__FILE_TEMPORARY)) == 0)
-      file_sweep(directory, file->d_name);
-  hl__file_list_end(names);
 }

@@ -10,13 +10,9 @@
 #include "error.h"
 #include "fork.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* Temporary files, which soon get another name, have names that begin so. */
-#define HL__FILE_TEMPORARY "tmp-"
 #define HL__FILE_NAME_MAX 64
 
 /* What a name means for this process: with another root directory, in another mount namespace, or
@@ -49,37 +45,24 @@ bool hl__file_sees(const hl__file_directory *directory);
 int hl__file_again(const hl__file_directory *directory, const char *path, hl_error *error);
 /* Safe on a zeroed structure whose fd is -1. */
 void hl__file_directory_close(hl__file_directory *directory);
-/* The path by which a program that opens this directory now finds a file in it; malloc'ed. NULL:
-   out of memory. */
+/* The path of a file in it; malloc'ed. NULL: out of memory. */
 char *hl__file_path(const char *directory, const char *name);
 
-/* Makes an empty file with a name of its own ("tmp-...") and these rights. Until it is closed, its
-   lock (hl__file_life) shows that a process uses it. A
-   descriptor that is watched, or -1 with errno. */
-int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
-                       char name[HL__FILE_NAME_MAX]);
+/* Makes an empty file with a name of its own ("tmp-..."). Until it is closed, its lock shows that a
+   process uses it. A descriptor that is watched, or -1 with errno. */
+int hl__file_temporary(const hl__file_directory *directory, char name[HL__FILE_NAME_MAX]);
 /* Gives a temporary file its name, unless something has it: EEXIST. 0, or -1
    with errno. */
 int hl__file_name(const hl__file_directory *directory, const char *temporary, const char *name);
 /* Opens a file for reading and writing; it must be a regular one. A descriptor
    that is watched, or -1 with errno. */
 int hl__file_open(const hl__file_directory *directory, const char *name, struct stat *st);
-int hl__file_open_to_read(const hl__file_directory *directory, const char *name);
 int hl__file_write(int fd, const void *data, size_t size); /* all of it */
 /* Closes a watched descriptor, if it is still ours; -1 is fine. Leaves errno
    alone. */
 void hl__file_close(int fd);
 
-/* The process that has a temporary file locks this byte of it, which is no row's. */
-static inline struct flock hl__file_life(short type) {
-  return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
-}
-/* Whether no process has a file that shows its life so in its hands. */
-bool hl__file_is_dead(int fd);
 /* Removes the temporary files of processes that were killed. */
 void hl__file_sweep(const hl__file_directory *directory);
-/* The names in it; NULL with errno. */
-DIR *hl__file_list(const hl__file_directory *directory);
-void hl__file_list_end(DIR *names);
 
 #endif

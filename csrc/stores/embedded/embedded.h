@@ -120,7 +120,7 @@ struct hl__shm_space {
   struct hl__shm_watch *watch;       /* constant */
   struct hl__shm_bell *bell;         /* constant */
   void (*end)(hl__shm_space *space); /* frees it; for bell.c, which is below space.c */
-  hl__a64 waits, rebuilds, mended, handed, deferred, corrupt; /* counters, for tests */
+  hl__a64 waits, handed;             /* counters, for tests */
 };
 
 HL__MUTEX_FUNCTIONS(hl__shm_space, hl__shm_space, mutex, hl__shm_space_mutex)

@@ -92,15 +92,15 @@ int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error)
    none. */
 int hl__embedded_session_take(hl__embedded_session *session, const hl_request *request,
                               uint64_t exempt, hl_error *error);
-/* For a take that was started, of a session that holds nothing. Locks one of Symfony's files, for
-   which there is room, or tries to: HL_TIMEOUT. */
-bool hl__embedded_files_reserve(hl__embedded_session *session, size_t n);
+/* The beginning of a take: room for the files, and what observers see. *part: the request without its
+   files, which come last in it. HL_OK, HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. */
+int hl__embedded_take_begin(hl__embedded_session *session, const hl_request *request,
+                            hl_request *part, hl_error *error);
+/* Locks one of Symfony's files, for which there is room, or tries to: HL_TIMEOUT. */
 int hl__embedded_file_try(hl__embedded_session *session, const hl_request *request,
                           const hl_row *row, hl_error *error);
 /* The session holds something from now on. */
 void hl__embedded_session_holds(hl__embedded_session *session);
-/* Whether the row is a file of Symfony's. */
-bool hl__embedded_is_named(const hl_row *row);
 /* Gives back all that it holds. */
 void hl__embedded_session_clear(hl__embedded_session *session);
 /* Checks that the session's locks still exclude other programs. HL_OK, HL_ECONNECTION. */

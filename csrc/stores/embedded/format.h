@@ -320,7 +320,6 @@ static inline uint32_t hl__shm_units(enum hl__shm_kind kind) {
 typedef struct hl__shm_part {
   _Alignas(64) hl__a32 lock; /* a futex: 0, or slot + 1; bit 31: a process sleeps on it */
   uint32_t free_row;
-  hl__a32 rebuilds;
 } hl__shm_part;
 #define HL__SHM_CONTENDED 0x80000000u
 

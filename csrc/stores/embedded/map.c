@@ -127,7 +127,7 @@ static int file_make(hl__shm_space *space, const hl_layout *layout, hl_error *er
   char temporary[HL__FILE_NAME_MAX];
   struct stat st;
   bool made = false;
-  int fd = hl__file_temporary(directory, directory->file_mode, temporary);
+  int fd = hl__file_temporary(directory, temporary);
   if (fd >= 0 && fstat(fd, &st) == 0) {
     errno = space_make(fd, 0, (off_t)(HL__SHM_FIXED + HL__SHM_CHUNK));
     made = errno == 0 && header_write(fd, space, layout, &st) == 0 &&

@@ -101,7 +101,6 @@ static void slot_mend(hl__shm_space *space, uint32_t dead, int64_t deadline) {
   claims_end(&self, false);
   commons_mend(space, dead, deadline);
   if (!hl__shm_chunks_leave(space, dead)) return;
-  (void)atomic_fetch_add(&space->mended, 1);
   atomic_store(&space->table->slot[dead].state, 0);
 }
 

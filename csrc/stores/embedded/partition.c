@@ -67,7 +67,6 @@ static hl__shm_row *row_make(hl__shm_space *space, uint64_t key, uint32_t *index
 
 hl__shm_row *hl__shm_row_find(hl__shm_space *space, uint64_t key, bool make, uint32_t *index) {
   if (!row_search(space, key, index)) {
-    (void)atomic_fetch_add(&space->corrupt, 1);
     hl__shm_rebuild(space, hl__shm_claim_part(key));
     if (!row_search(space, key, index)) return NULL;
   }
@@ -87,7 +86,6 @@ void hl__shm_row_drop(hl__shm_space *space, hl__shm_row *row, uint32_t index) {
   for (uint32_t steps = 0; *link != index; steps++) {
     hl__shm_row *before = hl__shm_row_at(space, *link);
     if (!before || steps > STEPS_MAX) {
-      (void)atomic_fetch_add(&space->corrupt, 1);
       return; /* the next one that follows the chain has it made anew */
     }
     link = &before->next;
@@ -232,7 +230,6 @@ void hl__shm_grant(hl__shm_space *space, hl__shm_row *row, hl__shm_wakes *wakes)
   for (uint32_t index; (index = row->first) != 0;) {
     hl__shm_node *node = hl__shm_node_at(space, index);
     if (!node || steps++ > STEPS_MAX) {
-      (void)atomic_fetch_add(&space->corrupt, 1);
       row->first = row->last = 0;
       return;
     }
@@ -290,7 +287,6 @@ void hl__shm_claim_end(hl__shm_space *space, uint32_t index, hl__shm_wakes *wake
     if (row->first) hl__shm_grant(space, row, wakes);
     hl__shm_row_drop(space, row, at);
   } else if (linked) { /* the file was damaged */
-    (void)atomic_fetch_add(&space->corrupt, 1);
     hl__shm_rebuild(space, hl__shm_claim_part(claim));
   }
 }
@@ -379,8 +375,6 @@ static void claim_enter(hl__shm_space *space, uint32_t part, uint32_t index, wai
 void hl__shm_rebuild(hl__shm_space *space, uint32_t part) {
   waiters them = {0};
   hl__shm_wakes wakes = {0};
-  (void)atomic_fetch_add(&space->rebuilds, 1);
-  (void)atomic_fetch_add(&space->table->part[part].rebuilds, 1);
   rows_clear(space, part);
   for (uint32_t at = 0; hl__shm_unit_next(space, HL__NODES, HL__SHM_ANY, &at);)
     claim_enter(space, part, at, &them, &wakes);

@@ -131,8 +131,6 @@ void hl__embedded_session_clear(hl__embedded_session *session) { session_release
 
 /* ---------------------------------------------------------- Symfony's files */
 
-bool hl__embedded_is_named(const hl_row *row) { return row->level == HL_LEVEL_NAMED; }
-
 /* flock() cannot be woken: the naps between two tries are short. */
 static bool session_nap(void *context, int64_t until) {
   const hl__embedded_session *session = context;
@@ -144,7 +142,7 @@ static bool session_nap(void *context, int64_t until) {
   return true;
 }
 
-bool hl__embedded_files_reserve(hl__embedded_session *session, size_t n) {
+static bool files_reserve(hl__embedded_session *session, size_t n) {
   if (session->file_count + n <= session->file_capacity) return true;
   size_t capacity = session->file_capacity + (n < 8 ? 8 : n);
   hl__embedded_file *grown = calloc(capacity, sizeof *grown);
@@ -219,6 +217,23 @@ static int rows_missing(const hl__shm_session *table, hl_request *part, hl_row *
   return HL_OK;
 }
 
+int hl__embedded_take_begin(hl__embedded_session *session, const hl_request *request,
+                            hl_request *part, hl_error *error) {
+  const hl__embedded_store *store = hl__embedded_store_of(session);
+  hl__shm_space *space = session->table->space;
+  *part = *request;
+  while (part->n > 0 && part->rows[part->n - 1].level == HL_LEVEL_NAMED) part->n--;
+  const size_t files = request->n - part->n;
+  if (files > 0 && !files_reserve(session, files)) return hl__error_memory(error);
+  int status = hl__shm_check(space, false, error);
+  if (status == HL_OK && files > 0)
+    status = hl__file_again(&space->directory, store->flocks, error);
+  if (status) return status;
+  return hl__shm_tell(session->table, request, store->config->application)
+             ? HL_OK
+             : hl__shm_full_error(space, error);
+}
+
 int hl__embedded_session_take(hl__embedded_session *session, const hl_request *request,
                               uint64_t exempt, hl_error *error) {
   hl__shm_session *table = session->table;
@@ -226,26 +241,15 @@ int hl__embedded_session_take(hl__embedded_session *session, const hl_request *r
   const size_t files = session->file_count;
   const uint32_t notes = table->notes;
   hl_row *missing = NULL;
-  hl_request part = *request; /* Symfony's files come last */
-  while (part.n > 0 && hl__embedded_is_named(&part.rows[part.n - 1])) part.n--;
-  const size_t named = request->n - part.n, first = part.n;
+  hl_request part;
+  int status = hl__embedded_take_begin(session, request, &part, error);
+  const size_t first = part.n;
   part.blocks =
       part.agent && part.blocks && !part.try_once && hl__left_ms(part.deadline) >= CIRCLE_LEAST_MS;
-
-  if (named > 0 && !hl__embedded_files_reserve(session, named)) return hl__error_memory(error);
-  int status = hl__shm_check(table->space, false, error);
-  if (status == HL_OK && named > 0)
-    status =
-        hl__file_again(&table->space->directory, hl__embedded_store_of(session)->flocks, error);
   if (status == HL_OK && before > 0) status = rows_missing(table, &part, &missing, error);
-  if (status == HL_OK) {
-    if (hl__shm_tell(table, request, hl__embedded_store_of(session)->config->application))
-      status = hl__shm_take(table, &part, exempt, error);
-    else
-      status = hl__shm_full_error(table->space, error);
-  }
-  for (size_t i = 0; i < named && status == HL_OK; i++)
-    status = file_take(session, request, &request->rows[first + i], error);
+  if (status == HL_OK) status = hl__shm_take(table, &part, exempt, error);
+  for (size_t i = first; i < request->n && status == HL_OK; i++)
+    status = file_take(session, request, &request->rows[i], error);
   free(missing);
   if (status) {
     /* A victim of a deadlock also loses the rows that it wanted to extend. */

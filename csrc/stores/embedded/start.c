@@ -35,19 +35,11 @@ int hl__embedded_grant(hl__embedded_session *session, const hl_request *request,
 }
 
 static int take_begin(starting *self, hl_error *error) {
-  hl__embedded_session *session = self->session;
-  hl__shm_session *table = session->table;
-  const size_t named = self->request->n - self->part.n;
   self->begun = true;
-  if (named > 0 && !hl__embedded_files_reserve(session, named)) return hl__error_memory(error);
-  const hl__embedded_store *store = hl__embedded_store_of(session);
-  int status = hl__shm_take_begin(&self->taking, error);
-  if (status == HL_OK && named > 0)
-    status = hl__file_again(&table->space->directory, store->flocks, error);
-  if (status) return status;
-  const char *application = store->config->application;
-  if (hl__shm_tell(table, self->request, application)) return HL_OK;
-  return hl__shm_full_error(table->space, error);
+  int status = hl__embedded_take_begin(self->session, self->request, &self->part, error);
+  self->part.blocks = false;
+  self->file = self->part.n;
+  return status ? status : hl__shm_take_begin(&self->taking, error);
 }
 
 /* The files. HL__UNFREE: one is locked. */
@@ -101,11 +93,6 @@ int hl__embedded_start(hl_session *base, const hl_request *request, hl_started *
   self->session = session;
   self->started = started;
   self->request = request;
-  self->part = *request;
-  self->part.blocks = false;
-  while (self->part.n > 0 && hl__embedded_is_named(&self->part.rows[self->part.n - 1]))
-    self->part.n--;
-  self->file = self->part.n;
   self->nap = NAP_FIRST_MS;
   self->taking.session = session->table;
   self->taking.request = &self->part;

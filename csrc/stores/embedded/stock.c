@@ -80,7 +80,6 @@ void hl__shm_late_add(hl__shm_space *space, uint32_t index) {
     atomic_store(&space->late_count, n + 1);
   } /* else a mender finds it, once this process has ended */
   hl__shm_space_unlock(space);
-  (void)atomic_fetch_add(&space->deferred, 1);
 }
 
 void hl__shm_late_do(hl__shm_space *space) {

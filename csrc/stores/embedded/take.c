@@ -195,7 +195,6 @@ static void claim_give_back(hl__shm_session *session, const hl__shm_held *held) 
   }
   if (__builtin_expect(atomic_load_explicit(&node->claim, memory_order_relaxed) != held->claim,
                        0)) {
-    (void)atomic_fetch_add(&space->corrupt, 1); /* it was overwritten, and is not ours any more */
     hl__shm_part_unlock(space, part);
     return;
   }
