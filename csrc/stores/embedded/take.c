@@ -13,7 +13,7 @@
    bell's thread, a release and a wait that has ended wait for a partition's lock. */
 #define TRY_NS 10000000
 #define MEND_NS 50000000
-#define BELL_NS 1000000
+#define BELL_NS 1000000 /* also for leases in the way of one row */
 #define RELEASE_NS 2000000
 #define UNLINK_NS 200000
 /* A sleeper looks again this often at leases in its way, and for circles. */
@@ -256,48 +256,65 @@ static bool wait_end(hl__shm_session *session, uint32_t index) {
   return false;
 }
 
-/* Until when the sleeper sleeps. */
+/* Until when a waiter sleeps that no process wakes; lease_ms: when a lease in its way ends. */
 static int64_t sleep_until(const hl__shm_taking *self, int64_t lease_ms) {
-  int64_t until = hl__shm_now() + (self->alone ? HL__SHM_POLL_NS : AGAIN_NS);
-  if (lease_ms != INT64_MAX) {
-    int64_t left = lease_ms - hl__shm_boot_ms(self->session->space);
-    if (left < AGAIN_NS / 1000000)
-      until = hl__shm_now() + (left > 0 ? left : 0) * 1000000 + 1000000;
-  }
+  const int64_t now = hl__shm_now();
+  int64_t until = self->session->ear ? INT64_MAX : now + (self->alone ? HL__SHM_POLL_NS : AGAIN_NS);
+  int64_t left =
+      lease_ms == INT64_MAX ? INT64_MAX : lease_ms - hl__shm_boot_ms(self->session->space);
+  if (left < 0) left = 0;
+  if (left < INT64_MAX / 2000000 && now + (left + 1) * 1000000 < until)
+    until = now + (left + 1) * 1000000;
   /* A waiter's time is up behind its deadline, not at it. */
   return until <= self->deadline ? until : self->deadline + 1;
 }
 
-/* Sleeps until the node is granted; HL_OK also where another status was about to come. */
+static bool is_waiting(const hl__shm_node *node) {
+  return hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT;
+}
+
+/* Ends leases in the way of a node whose time is up, until `most`, and looks. HL_OK: it is granted, also
+   where another status was about to come. HL__UNFREE: it waits, and looks again at *until. */
+static int granted_look(const hl__shm_taking *self, uint32_t index, uint64_t key, int64_t most,
+                        int64_t *until, hl_error *error) {
+  hl__shm_session *session = self->session;
+  const hl__shm_node *node = hl__shm_node_at(session->space, index);
+  int64_t lease_ms;
+  if (!is_waiting(node)) return HL_OK;
+  do lease_ms = hl__shm_leases_look(session->space, key, most);
+  while (lease_ms == 0 && hl__shm_now() < most && !atomic_load(&session->cancelled));
+  if (!is_waiting(node)) return HL_OK;
+  if (atomic_load(&session->cancelled))
+    return hl__error(error, HL_CANCELLED, "the wait was cancelled");
+  if (hl__shm_now() > self->deadline)
+    return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
+  *until = sleep_until(self, lease_ms);
+  return HL__UNFREE;
+}
+
+/* Sleeps until the node is granted. */
 static int granted_await(const hl__shm_taking *self, uint32_t index, uint64_t key,
                          hl_error *error) {
-  hl__shm_session *session = self->session;
-  hl__shm_space *space = session->space;
+  hl__shm_space *space = self->session->space;
   hl__shm_node *node = hl__shm_node_at(space, index);
   int64_t circles = 0;
   for (;;) {
-    int64_t lease_ms;
+    int64_t until;
     const int64_t now = hl__shm_now();
+    int status = HL_OK;
     if (self->request->blocks && self->request->agent && now >= circles) {
-      int status = hl__shm_circle(space, index, error);
-      if (status) return status;
+      status = hl__shm_circle(space, index, error);
       circles = now + AGAIN_NS;
     }
-    do lease_ms = hl__shm_leases_look(space, key, self->deadline);
-    while (lease_ms == 0 && hl__shm_now() < self->deadline && !atomic_load(&session->cancelled));
-    if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
-    if (atomic_load(&session->cancelled))
-      return hl__error(error, HL_CANCELLED, "the wait was cancelled");
-    if (hl__shm_now() > self->deadline)
-      return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
-    hl__shm_futex_wait(&node->wake, 0, sleep_until(self, lease_ms));
-    if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
+    if (status == HL_OK) status = granted_look(self, index, key, self->deadline, &until, error);
+    if (status != HL__UNFREE) return status;
+    hl__shm_futex_wait(&node->wake, 0, until);
+    if (!is_waiting(node)) return HL_OK;
     if (self->alone && !hl__shm_look(space))
       hl__shm_sweep(space, false, hl__shm_now() + HL__SHM_POLL_NS);
     if (atomic_load(&space->gone)) return hl__shm_gone_error(space, error);
     /* Only we do so: a grant changes the claim first. */
     atomic_store(&node->wake, 0);
-    if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
   }
 }
 
@@ -355,7 +372,7 @@ static int row_wait(const hl__shm_taking *self, uint32_t index, const hl_row *ro
   hl__shm_taking own = *self;
   own.alone = !hl__shm_watch_enter(session);
   const uint32_t told = rows_tell(&own);
-  int status = granted_await(&own, index, hl__shm_key_of(held_of(row)), error);
+  int status = granted_await(&own, index, hl__shm_row_key(row), error);
   if (!own.alone) hl__shm_watch_leave(session);
   return row_waited(&own, index, row, told, status, error);
 }
@@ -510,36 +527,6 @@ int hl__shm_take(hl__shm_session *session, const hl_request *request, uint64_t e
 
 /* ------------------------------------------------------------ not blocking */
 
-/* How long the bell's thread goes on with leases in one row's way. */
-#define LEASES_NS BELL_NS
-
-/* Whether the node is granted: HL_OK. HL__UNFREE: it waits, until `ear->until`. */
-static int granted_look(const hl__shm_taking *self, hl__shm_ear *ear, uint64_t key,
-                        hl_error *error) {
-  hl__shm_session *session = self->session;
-  hl__shm_space *space = session->space;
-  if (atomic_load(&space->gone)) return hl__shm_gone_error(space, error);
-  const hl__shm_node *node = hl__shm_node_at(space, ear->node);
-  const int64_t begun = hl__shm_now();
-  int64_t lease_ms = INT64_MAX;
-  if (!node || hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
-  do lease_ms = hl__shm_leases_look(space, key, begun + LEASES_NS);
-  while (lease_ms == 0 && hl__shm_now() < begun + LEASES_NS);
-  if (hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) return HL_OK;
-  if (atomic_load(&session->cancelled))
-    return hl__error(error, HL_CANCELLED, "the wait was cancelled");
-  const int64_t now = hl__shm_now();
-  if (now > self->deadline) return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
-  int64_t until = self->deadline < INT64_MAX ? self->deadline + 1 : INT64_MAX;
-  if (lease_ms != INT64_MAX) {
-    const int64_t left = hl__between_ms(hl__shm_boot_ms(space), lease_ms) + 1;
-    const int64_t end = now + hl__shm_ns(left > 0 ? left : 0);
-    if (left < INT64_MAX / 1000000 && end < until) until = end;
-  }
-  ear->until = until;
-  return HL__UNFREE;
-}
-
 /* The next row. HL__UNFREE: it waits for it. */
 static int row_go(hl__shm_taking *self, hl__shm_ear *ear, hl_error *error) {
   const hl_row *row = &self->request->rows[self->i];
@@ -556,7 +543,10 @@ static int row_go(hl__shm_taking *self, hl__shm_ear *ear, hl_error *error) {
     if (status == HL__UNFREE) self->told = rows_tell(self);
   }
   if (status == HL__UNFREE) {
-    status = granted_look(self, ear, hl__shm_key_of(held_of(row)), error);
+    hl__shm_space *space = self->session->space;
+    status = atomic_load(&space->gone) ? hl__shm_gone_error(space, error)
+                                       : granted_look(self, ear->node, hl__shm_row_key(row),
+                                                      hl__shm_now() + BELL_NS, &ear->until, error);
     if (status == HL__UNFREE) return status;
     const uint32_t node = ear->node;
     ear->node = 0;
