@@ -2,19 +2,13 @@
  * test_embedded_leases.c - the embedded store in shared memory, through its hl_store_ops: sessions
  * and leases, and what a process leaves behind that is killed at any instruction of a call.
  */
-#include "clock.h"
-#include "error.h"
-#include "hierlock.h"
-#include "store.h"
-
-#include "../../csrc/stores/embedded/embedded_store.h"
-
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "embedded_store.h"
 #include "leftovers.h"
 
 #include <fcntl.h>
@@ -34,30 +28,7 @@
 /* Rows of a lease: more than one chunk of anything is made of. */
 #define ROWS 3
 
-static const hl_store_ops *const ops = &hl_store_file;
-static char directory[64];
-static hl_layout *layout;
-static hl_dsn dsn;
-static hl_store_config config;
-
 /* -------------------------------------------------------------- helpers */
-
-static hl_store *store_new(void) {
-  hl_store *made;
-  hl_error error;
-  config.pid = getpid();
-  if (ops->open(&config, &made, &error)) {
-    (void)fprintf(stderr, "open: %s\n", error.message);
-    abort();
-  }
-  return made;
-}
-
-static hl_session *session_new(hl_store *from) {
-  hl_session *made;
-  assert_int_equal(ops->session_open(from, HL_FOREVER, &made, NULL), HL_OK);
-  return made;
-}
 
 static int64_t soon(void) { return hl__now_ms() + SOON_MS; }
 
@@ -115,8 +86,6 @@ static int lease_mode(hl_session *session, uint32_t first, size_t n, hl_mode mod
 static int lease(hl_session *session, uint32_t first, size_t n, hl_lease_terms *terms) {
   return lease_mode(session, first, n, HL_EXCLUSIVE, terms);
 }
-
-static void give(hl_session *session) { assert_int_equal(ops->give_back(session, NULL), HL_OK); }
 
 static void count(void *context, const hl_holder *holder) {
   (void)holder;
@@ -862,9 +831,7 @@ static int directory_begins(void **state) {
   (void)state;
   (void)alarm(600);
   (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-embedded-%ld", (long)getpid());
-  dsn = (hl_dsn){.path = directory};
   if (hl_layout_new(NULL, 0, 100000, &layout, NULL)) return -1;
-  config = (hl_store_config){.dsn = &dsn, .layout = layout, .application = "test", .host = "here"};
   return 0;
 }
 

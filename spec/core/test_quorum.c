@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "await.h"
 #include "leftovers.h"
 
 #include <ftw.h>
@@ -28,7 +29,6 @@
 
 /* For how long something must stay as it is before it is believed to stay. */
 #define STAYS_MS 100
-#define PATIENCE_MS 20000
 #define LONG_MS 60000
 #define SHORT_MS 2000
 /* So long stands a presence that is written while `brief`. */
@@ -45,21 +45,6 @@
 static const hl_store_ops *const ops = &hl_store_quorum;
 static hl_layout *layout;
 static char directory[64];
-
-static void sleep_ms(int64_t ms) {
-  struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-  (void)nanosleep(&t, NULL);
-}
-
-#define WAIT_UNTIL(condition)                                                                      \
-  do {                                                                                             \
-    int64_t end_ = hl__now_ms() + PATIENCE_MS;                                                     \
-    while (!(condition) && hl__now_ms() < end_) sleep_ms(1);                                       \
-    if (!(condition)) {                                                                            \
-      (void)fprintf(stderr, "in vain: %s\n", #condition);                                          \
-      abort();                                                                                     \
-    }                                                                                              \
-  } while (0)
 
 /* ------------------------------------------------------- a member behind a gate */
 

@@ -3,19 +3,13 @@
  * timed out, cancelled, beside takes that block, of other processes, too; very many of them,
  * without a thread for each.
  */
-#include "clock.h"
-#include "error.h"
-#include "hierlock.h"
-#include "store.h"
-
-#include "../../csrc/stores/embedded/embedded_store.h"
-
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "embedded_store.h"
 #include "leftovers.h"
 
 #include <pthread.h>
@@ -43,11 +37,6 @@ enum {
 #define MANY 20000
 #endif
 
-static const hl_store_ops *const ops = &hl_store_file;
-static char directory[64];
-static hl_layout *layout;
-static hl_dsn dsn;
-static hl_store_config config;
 static hl_store *store;
 static hl_session *holder;
 
@@ -56,23 +45,6 @@ static hl_session *holder;
 static void pause_us(long us) {
   const struct timespec t = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
   (void)nanosleep(&t, NULL);
-}
-
-static hl_store *store_new(void) {
-  hl_store *made;
-  hl_error error;
-  config.pid = getpid();
-  if (ops->open(&config, &made, &error)) {
-    (void)fprintf(stderr, "open: %s\n", error.message);
-    abort();
-  }
-  return made;
-}
-
-static hl_session *session_new(hl_store *from) {
-  hl_session *made;
-  assert_int_equal(ops->session_open(from, HL_FOREVER, &made, NULL), HL_OK);
-  return made;
 }
 
 /* A take, started or not, of one row or two. */
@@ -147,7 +119,6 @@ static int take_ms(hl_session *session, uint32_t bucket, hl_mode mode, int64_t m
 static int take(hl_session *session, uint32_t bucket) {
   return take_ms(session, bucket, HL_EXCLUSIVE, 0);
 }
-static void give(hl_session *session) { assert_int_equal(ops->give_back(session, NULL), HL_OK); }
 
 static int setup(void **state) {
   (void)state;
@@ -968,10 +939,7 @@ int main(int argc, char **argv) {
   (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-started-XXXXXX");
   between = mmap(NULL, sizeof *between, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (!mkdtemp(directory) || between == MAP_FAILED) return 1;
-  dsn.path = directory;
-  config = (hl_store_config){.dsn = &dsn, .application = "test", .host = "here"};
   if (hl_layout_new(NULL, 0, 1u << 30, &layout, NULL) != HL_OK) return 1;
-  config.layout = layout;
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   int failures = cmocka_run_group_tests_name("started", tests, NULL, NULL);
   char command[96];
