@@ -159,10 +159,10 @@ support.each_server(function(plain)
     root:query("SET GLOBAL %s = %s", name, value)
   end
 
+  -- With those options, until the next restart: a start costs MySQL seconds.
   local function restart(options)
     at_end(function()
       if store.dialect == "mysql" then pcall(root.query, root, "RESET PERSIST") end
-      store.command "restart"
     end)
     store.command("restart", options)
     root = store.root()
@@ -215,54 +215,21 @@ support.each_server(function(plain)
     end
   end)
 
-  -- MariaDB gets the lines for my.cnf behind the options with which it was started. With MySQL, which is started by
-  -- options here, these go before what SET PERSIST has kept.
-  it("settings with which the server was started are named, and put right by the lines", obeying({
-    "set max_user_connections", "set innodb_flush_log_at_trx_commit",
-    unpack(mysql and { { 'set name, "OFF"', "super_read_only" }, "set sync_binlog" } or {
-      { 'set name, "0"', "idle_transaction_timeout", "idle_readonly_transaction_timeout", "idle_write_transaction_timeout" },
-      "and in my.cnf, below [mysqld], so that it lasts: %s = %s" }),
-  }, function()
-    local ill = "--transaction-isolation=SERIALIZABLE --innodb-deadlock-detect=OFF --innodb-lock-wait-timeout=1 --read-only=ON " ..
-      "--innodb-flush-log-at-trx-commit=2 --max-connections=30 --max-user-connections=15 --init-connect=SELECT/**/1 " ..
-      (mysql and "--log-bin --server-id=7 --super-read-only=ON" or
-        "--idle-transaction-timeout=60 --idle-readonly-transaction-timeout=60 --idle-write-transaction-timeout=60")
-    restart(ill)
-    local checks = { ["read-only"] = "wrong", isolation = "warning", ["deadlock detection"] = "warning", ["time-outs"] = "warning",
-      durability = "warning", max_connections = "wrong", max_user_connections = "wrong", init_connect = "warning" }
-    local found, options = examine(store.dsn, "--pool-size", "40"), { ill }
-    assert.equal(mysql and "innodb_flush_log_at_trx_commit = 2, sync_binlog = 0" or "innodb_flush_log_at_trx_commit = 2", found.durability.found)
-    for check, status in pairs(checks) do
-      assert_finding(status, found, check)
-      local done, lines = follow(store.dsn, found[check], sql)
-      assert.is_true(done > 0, check)
-      options[#options + 1] = lines
-    end
-    for _, when in ipairs { "now", not mysql and "after a start" or nil } do
-      found = examine(store.dsn, "--pool-size", "40")
-      for check in pairs(checks) do
-        local is = status_of(found, check)
-        assert.is_true(is == "ok" or is == "absent", when .. ", " .. check .. ": " .. json.encode(found[check]))
-      end
-      if when == "now" and not mysql then restart(table.concat(options, " ")) end
-    end
-  end))
+  local function fill(n)
+    local list = {}
+    at_end(function() for _, one in ipairs(list) do one:close() end end)
+    for i = 1, n do list[i] = support.sql_connection(plain.bare_dsn) end
+  end
+
+  local function assert_room(message)
+    local found = examine(store.dsn)
+    assert_finding("wrong", found, "reached")
+    assert.matches(message, found.reached.found)
+    assert.equal(1, follow(store.dsn, found.reached, sql))
+    assert_finding("ok", examine(store.dsn), "reached")
+  end
 
   describe("a server that has no connection left is named, and the line makes room:", function()
-    local function fill(n)
-      local list = {}
-      at_end(function() for _, one in ipairs(list) do one:close() end end)
-      for i = 1, n do list[i] = support.sql_connection(plain.bare_dsn) end
-    end
-
-    local function assert_room(message)
-      local found = examine(store.dsn)
-      assert_finding("wrong", found, "reached")
-      assert.matches(message, found.reached.found)
-      assert.equal(1, follow(store.dsn, found.reached, sql))
-      assert_finding("ok", examine(store.dsn), "reached")
-    end
-
     it("none at all", obeying({ "SET GLOBAL max_connections = @@GLOBAL.max_connections + 100;" }, function()
       fill(12)
       set("max_connections", root:query("SHOW GLOBAL STATUS LIKE 'Threads_connected'")[1][2])
@@ -285,67 +252,104 @@ support.each_server(function(plain)
       follow(few, { mend = { line } }, sql)
       assert_finding("ok", examine(few), "reached")
     end))
+  end)
 
-    it("none for this account", obeying({ "SET GLOBAL max_user_connections = 0;" }, function()
+  describe("started with other options:", function()
+    teardown(function() store.command "restart" end)
+
+    -- MariaDB gets the lines for my.cnf behind the options with which it was started. With MySQL, which is started by
+    -- options here, these go before what SET PERSIST has kept.
+    it("settings with which the server was started are named, and put right by the lines", obeying({
+      "set max_user_connections", "set innodb_flush_log_at_trx_commit",
+      unpack(mysql and { { 'set name, "OFF"', "super_read_only" }, "set sync_binlog" } or {
+        { 'set name, "0"', "idle_transaction_timeout", "idle_readonly_transaction_timeout", "idle_write_transaction_timeout" },
+        "and in my.cnf, below [mysqld], so that it lasts: %s = %s" }),
+    }, function()
+      local ill = "--transaction-isolation=SERIALIZABLE --innodb-deadlock-detect=OFF --innodb-lock-wait-timeout=1 --read-only=ON " ..
+        "--innodb-flush-log-at-trx-commit=2 --max-connections=30 --max-user-connections=15 --init-connect=SELECT/**/1 " ..
+        (mysql and "--log-bin --server-id=7 --super-read-only=ON" or
+          "--idle-transaction-timeout=60 --idle-readonly-transaction-timeout=60 --idle-write-transaction-timeout=60")
+      restart(ill)
+      local checks = { ["read-only"] = "wrong", isolation = "warning", ["deadlock detection"] = "warning", ["time-outs"] = "warning",
+        durability = "warning", max_connections = "wrong", max_user_connections = "wrong", init_connect = "warning" }
+      local found, options = examine(store.dsn, "--pool-size", "40"), { ill }
+      assert.equal(mysql and "innodb_flush_log_at_trx_commit = 2, sync_binlog = 0" or "innodb_flush_log_at_trx_commit = 2", found.durability.found)
+      for check, status in pairs(checks) do
+        assert_finding(status, found, check)
+        local done, lines = follow(store.dsn, found[check], sql)
+        assert.is_true(done > 0, check)
+        options[#options + 1] = lines
+      end
+      for _, when in ipairs { "now", not mysql and "after a start" or nil } do
+        found = examine(store.dsn, "--pool-size", "40")
+        for check in pairs(checks) do
+          local is = status_of(found, check)
+          assert.is_true(is == "ok" or is == "absent", when .. ", " .. check .. ": " .. json.encode(found[check]))
+        end
+        if when == "now" and not mysql then restart(table.concat(options, " ")) end
+      end
+    end))
+
+    it("a server that has no connection left for this account is named, and the line makes room", obeying({ "SET GLOBAL max_user_connections = 0;" }, function()
       restart "--max-user-connections=12"
       fill(12)
       assert_room "max_user_connections"
     end))
+
+    local it_on_mysql = mysql and it or function() end
+    it_on_mysql("names a group with several primaries, and the line leaves one", mysql and obeying({
+      "SELECT group_replication_switch_to_single_primary_mode();",
+    }, function()
+      local free = uv.new_tcp()
+      assert(free:bind("127.0.0.1", 0))
+      local port = free:getsockname().port
+      free:close()
+      restart("--plugin-load-add=group_replication.so --log-bin --server-id=7 --gtid-mode=ON --enforce-gtid-consistency=ON " ..
+        "--loose-group-replication-group-name=aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa --loose-group-replication-bootstrap-group=ON " ..
+        "--loose-group-replication-single-primary-mode=OFF --loose-group-replication-enforce-update-everywhere-checks=ON " ..
+        "--loose-group-replication-local-address=127.0.0.1:" .. port)
+      support.wait_until(function()
+        return root:query("SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE MEMBER_STATE = 'ONLINE'")[1][1] == "1"
+      end, "the group")
+      local found = examine(store.dsn)
+      assert_finding("wrong", found, "cluster")
+      assert.equal(1, follow(store.dsn, found.cluster, sql))
+      assert_finding("ok", examine(store.dsn), "cluster")
+    end))
+
+    it("names an engine that only reads, and the line mends that", obeying({ "in my.cnf, below [mysqld]: innodb_read_only = OFF" }, function()
+      restart "--innodb-read-only=ON"
+      local found = examine(store.dsn)
+      assert_finding("wrong", found, "read-only")
+      assert.matches("innodb_read_only", found["read-only"].found)
+      follow(store.dsn, found["read-only"], sql, restart)
+      assert_finding("ok", examine(store.dsn), "read-only")
+    end))
+
+    it("names a server that logs statements, and the line mends that", obeying({ "set binlog_format" }, function()
+      restart "--log-bin --server-id=7 --binlog-format=STATEMENT"
+      local found = examine(store.dsn)
+      assert_finding("wrong", found, "binlog format")
+      assert.is_true(follow(store.dsn, found["binlog format"], sql) > 0)
+      found = examine(store.dsn)
+      assert_finding("ok", found, "binlog format")
+      assert_finding("ok", found, "leases")
+    end))
+
+    it("names performance_schema that is off; turned on, observers see who holds", obeying({
+      "in my.cnf, below [mysqld]: performance_schema = ON",
+    }, function()
+      restart "--performance-schema=OFF"
+      local found = examine(store.dsn)
+      assert_finding("warning", found, "performance_schema")
+      assert_finding("warning", found, "observers")
+      assert.equal("then restart the server", found.performance_schema.mend[2])
+      follow(store.dsn, found.performance_schema, sql, restart)
+      found = examine(store.dsn)
+      assert_finding("ok", found, "performance_schema")
+      assert_finding("ok", found, "observers")
+    end))
   end)
-
-  local it_on_mysql = mysql and it or function() end
-  it_on_mysql("names a group with several primaries, and the line leaves one", mysql and obeying({
-    "SELECT group_replication_switch_to_single_primary_mode();",
-  }, function()
-    local free = uv.new_tcp()
-    assert(free:bind("127.0.0.1", 0))
-    local port = free:getsockname().port
-    free:close()
-    restart("--plugin-load-add=group_replication.so --log-bin --server-id=7 --gtid-mode=ON --enforce-gtid-consistency=ON " ..
-      "--loose-group-replication-group-name=aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa --loose-group-replication-bootstrap-group=ON " ..
-      "--loose-group-replication-single-primary-mode=OFF --loose-group-replication-enforce-update-everywhere-checks=ON " ..
-      "--loose-group-replication-local-address=127.0.0.1:" .. port)
-    support.wait_until(function()
-      return root:query("SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE MEMBER_STATE = 'ONLINE'")[1][1] == "1"
-    end, "the group")
-    local found = examine(store.dsn)
-    assert_finding("wrong", found, "cluster")
-    assert.equal(1, follow(store.dsn, found.cluster, sql))
-    assert_finding("ok", examine(store.dsn), "cluster")
-  end))
-
-  it("names an engine that only reads, and the line mends that", obeying({ "in my.cnf, below [mysqld]: innodb_read_only = OFF" }, function()
-    restart "--innodb-read-only=ON"
-    local found = examine(store.dsn)
-    assert_finding("wrong", found, "read-only")
-    assert.matches("innodb_read_only", found["read-only"].found)
-    follow(store.dsn, found["read-only"], sql, restart)
-    assert_finding("ok", examine(store.dsn), "read-only")
-  end))
-
-  it("names a server that logs statements, and the line mends that", obeying({ "set binlog_format" }, function()
-    restart "--log-bin --server-id=7 --binlog-format=STATEMENT"
-    local found = examine(store.dsn)
-    assert_finding("wrong", found, "binlog format")
-    assert.is_true(follow(store.dsn, found["binlog format"], sql) > 0)
-    found = examine(store.dsn)
-    assert_finding("ok", found, "binlog format")
-    assert_finding("ok", found, "leases")
-  end))
-
-  it("names performance_schema that is off; turned on, observers see who holds", obeying({
-    "in my.cnf, below [mysqld]: performance_schema = ON",
-  }, function()
-    restart "--performance-schema=OFF"
-    local found = examine(store.dsn)
-    assert_finding("warning", found, "performance_schema")
-    assert_finding("warning", found, "observers")
-    assert.equal("then restart the server", found.performance_schema.mend[2])
-    follow(store.dsn, found.performance_schema, sql, restart)
-    found = examine(store.dsn)
-    assert_finding("ok", found, "performance_schema")
-    assert_finding("ok", found, "observers")
-  end))
 
   describe("a space", function()
     local dsn, stem, connection = plain.bare_dsn .. "?table=hierlock_spec_ill_buckets", "hierlock_spec_ill", nil
@@ -431,6 +435,7 @@ support.each_server(function(plain)
     end))
 
     it("that is larger than the buffer pool is named, and the line makes room for it", obeying({ "set innodb_buffer_pool_size" }, function()
+      at_end(function() store.command "restart" end)
       restart(store.dialect == "mysql" and "--innodb-buffer-pool-size=6M --innodb-buffer-pool-chunk-size=1M" or "--innodb-buffer-pool-size=6M")
       connection = plain.sql()
       assert_status(0, run(dsn, "provision", "--quiet", "--buckets", "100000"))
