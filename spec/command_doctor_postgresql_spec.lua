@@ -156,8 +156,32 @@ support.on_postgresql(function(store)
       local dsn = store.dsn:gsub("//.-@", "//hierlock_ill:ill@")
       local found = examine(dsn)
       assert_finding("warning", found, "schema public")
+      assert_finding("wrong", found, "a lock")
+      assert.same(found["schema public"].mend, found["a lock"].mend)
       assert.equal(1, follow(dsn, found["schema public"], sql))
-      assert_finding("absent", examine(dsn), "schema public")
+      found = examine(dsn)
+      assert_finding("absent", found, "schema public")
+      assert_finding("ok", found, "a lock")
+    end))
+
+    it("what row-level security hides", obeying({ "ALTER ROLE %s BYPASSRLS;" }, function()
+      at_end(function()
+        root:query "ALTER TABLE public.hier_lock_leases DISABLE ROW LEVEL SECURITY"
+        root:query "DROP ROLE hierlock_ill"
+      end)
+      root:query "CREATE ROLE hierlock_ill LOGIN PASSWORD 'ill'"
+      root:query "ALTER TABLE public.hier_lock_leases ENABLE ROW LEVEL SECURITY"
+      local dsn = store.dsn:gsub("//.-@", "//hierlock_ill:ill@")
+      local found = examine(dsn)
+      assert_finding("wrong", found, "row-level security")
+      -- A session looks at the tables where there may be leases.
+      local refused = status_of(found, "a lock") == "ok" and "leases" or "a lock"
+      assert_finding("wrong", found, refused)
+      assert.same(found["row-level security"].mend, found[refused].mend)
+      assert.equal(1, follow(dsn, found["row-level security"], sql))
+      found = examine(dsn)
+      assert_finding("absent", found, "row-level security")
+      assert_finding("ok", found, "leases")
     end))
   end)
 

@@ -245,6 +245,28 @@ support.on_postgresql(function(store)
     assert(manager:acquire(R1)):release { confirm = true }
   end)
 
+  it("is refused where this role loses the privilege to look into the schema", function()
+    local dsn = role("GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little",
+      "GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO little")
+    local manager = assert(open(nil, dsn))
+    local function both_granted()
+      assert(manager:acquire(R1)):release { confirm = true }
+      assert(lease(manager, R1)):release { confirm = true }
+    end
+    for _ = 1, 3 do both_granted() end
+    root "REVOKE USAGE ON SCHEMA public FROM PUBLIC"
+    finally(function() root "GRANT USAGE ON SCHEMA public TO PUBLIC" end)
+    for _ = 1, 2 do
+      for _, take in ipairs { manager.acquire, lease } do
+        local err = assert_code("not_provisioned", take(manager, R1))
+        assert.matches("schema public", err.message:lower())
+        assert.is_nil(err.message:find("provision", 1, true))
+      end
+    end
+    root "GRANT USAGE ON SCHEMA public TO PUBLIC"
+    both_granted()
+  end)
+
   it("needs no more privileges than it says", function()
     root "REVOKE ALL ON SEQUENCE public.hier_lock_gate FROM PUBLIC"
     root "REVOKE ALL ON public.hier_lock_leases, public.hier_lock_lease_rows FROM PUBLIC"
@@ -332,7 +354,7 @@ support.on_postgresql(function(store)
       root("ALTER TABLE public.%s ENABLE ROW LEVEL SECURITY", name)
       local manager = assert(open(nil, dsn))
       for _ = 1, 2 do assert_code("not_provisioned", manager:acquire(R1, { timeout = 0 })) end
-      assert_code("not_provisioned", lease(manager, R1))
+      assert.matches("row%-level security", assert_code("not_provisioned", lease(manager, R1)).message)
       assert_code("not_provisioned", manager:revoke { target = R1 })
       assert(connection:execute "BEGIN")
       assert_code("store", require("hierlock.attach").luasql(connection):acquire(R1, { timeout = 0 }))

@@ -6,6 +6,8 @@
  */
 #include "postgresql_store.h"
 
+#include "../judge/judge.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -89,11 +91,19 @@ int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts, size_t n,
 
 /* The tables were dropped or altered, or this role may not use them: the next call checks that. */
 static int tables_error(hl__pg_session *session, const char *state, hl_error *error) {
+  const char *said = PQresultErrorField(session->kept, PG_DIAG_MESSAGE_PRIMARY);
+  int status = HL_ENOT_PROVISIONED;
   session->ready = false;
-  int status = hl__error(error, HL_ENOT_PROVISIONED,
-                         "the tables of leases are not what they should be (%.5s): "
-                         "hierlock provision --leases mends them",
-                         state);
+  if (hl__pg_state_is(state, HL__PG_DENIES))
+    status =
+        hl__pg_denied(hl__error(error, status, "this role may not use the tables of leases: %.200s",
+                                said ? said : ""),
+                      error);
+  else
+    status = hl__error(error, status,
+                       "the tables of leases are not what they should be (%.5s): "
+                       "hierlock provision --leases mends them",
+                       state);
   if (error) (void)snprintf(error->sqlstate, sizeof error->sqlstate, "%.5s", state);
   return status;
 }

@@ -74,11 +74,23 @@ static const char tables_sql[] =
 
 static bool is_true(const char *value) { return value && *value == 't'; }
 
+static int schema_denied(hl_error *error) {
+  return hl__pg_denied(
+      hl__error(error, HL_ENOT_PROVISIONED, "leases need GRANT USAGE ON SCHEMA public"), error);
+}
+
 static int tables_read(hl__pg_session *session, int *tables, bool *may_use, bool *may_create,
                        hl_error *error) {
   PGresult *result;
   session->patience = hl__pg_answer_by(session);
-  int status = hl__pg_query(session, tables_sql, COLUMNS, &result, error);
+  hl_error said;
+  int status = hl__pg_query(session, tables_sql, COLUMNS, &result, &said);
+  /* It is about a schema: the role could look into it when the session began. */
+  if (status == HL_ESTORE && hl__pg_state_is(said.sqlstate, HL__PG_DENIES)) {
+    session->outdated = true;
+    return schema_denied(error);
+  }
+  if (status && error) *error = said;
   if (status) return status;
   const char *count = hl__pg_field(result, 0, TABLES);
   const char *read_only = hl__pg_field(result, 0, READ_ONLY);
@@ -100,11 +112,7 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
   bool may_use, may_create;
   if (session->ready) return HL_OK;
   session->outdated = session->blind && make;
-  if (session->blind)
-    return make ? hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
-                                          "leases need GRANT USAGE ON SCHEMA public"),
-                                error)
-                : HL__ABSENT;
+  if (session->blind) return make ? schema_denied(error) : HL__ABSENT;
   status = tables_read(session, &tables, &may_use, &may_create, error);
   if (status) return status;
   if (tables == 0 && !make) return HL__ABSENT;

@@ -60,10 +60,12 @@ int hl__pg_failure(hl__pg_session *session, int64_t end, hl_error *error) {
   int status = hl__pg_error(session, session->kept, "lock rows", error);
   const char *state = PQresultErrorField(session->kept, PG_DIAG_SQLSTATE);
   const char *said = PQresultErrorMessage(session->kept);
-  /* The tables of leases were dropped, or this role may not use them: a new session finds out
-     which. Servers translate everything except names. */
-  if (state && (hl__pg_state_is(state, HL__PG_PLAN) ||
-                (hl__pg_state_is(state, HL__PG_OBJECT) && strstr(said, "hier_lock_"))))
+  const char *first = PQresultErrorField(session->kept, PG_DIAG_MESSAGE_PRIMARY);
+  /* The tables of leases were dropped, or this role may not use them or their schema: a new session
+     finds out which. Servers translate everything except names. */
+  bool named = strstr(said, "hier_lock_") || (first && strstr(first, "public"));
+  if (state &&
+      (hl__pg_state_is(state, HL__PG_PLAN) || (hl__pg_state_is(state, HL__PG_OBJECT) && named)))
     return hl__error_as(error, HL_ECONNECTION);
   /* The server has ended the wait because its time was up, whether or not an interruption came. */
   if (status != HL_CANCELLED || hl__now_ms() < end) return status;

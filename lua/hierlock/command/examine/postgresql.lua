@@ -34,6 +34,10 @@ SELECT name, to_regclass('public.' || name) IS NOT NULL, CASE WHEN to_regclass('
     AND has_table_privilege(to_regclass('public.' || name), 'UPDATE') AND has_table_privilege(to_regclass('public.' || name), 'DELETE') END
 FROM unnest(ARRAY['hier_lock_leases', 'hier_lock_lease_rows', 'hier_lock_gate']) name]]
 
+local HIDDEN = [[
+SELECT name FROM unnest(ARRAY['hier_lock_leases', 'hier_lock_lease_rows']) name
+WHERE row_security_active(to_regclass('public.' || name))]]
+
 local INDEXES = [[
 SELECT name FROM unnest(ARRAY['hier_lock_lease_rows_id', 'hier_lock_lease_rows_exclusive']) name
 WHERE to_regclass('public.' || name) IS NULL]]
@@ -153,9 +157,11 @@ local function privileges(self, found)
   found:add("other roles", self.unseen > 0 and "warning" or "ok", self.unseen > 0 and
     ("%d sessions have advisory locks, and this role does not see what for"):format(self.unseen) or "have no lock that this role does not see",
     "A role sees what its own sessions say. Timeouts, holders and ps do not name the programs of other roles.", see_all(self))
+  self.subject.unprovisioned = "mend what is found above first; docs/postgresql.md has the privileges"
   if not self.public then
+    self.subject.unprovisioned = ("GRANT USAGE ON SCHEMA public TO %s;"):format(quoted(self.role))
     found:add("schema public", "warning", "the role may not use it", "Whether there are leases is seen there: who may not look is kept out by none of them.",
-      ("GRANT USAGE ON SCHEMA public TO %s;"):format(quoted(self.role)))
+      self.subject.unprovisioned)
   end
 end
 
@@ -192,6 +198,12 @@ local function leases(self, found)
       "Without them, a request below a node reads all leases there.", provision)
   end
   found:add("tables of leases", usable == #rows and "ok" or "wrong", usable == #rows and "there, and may be used" or "the role may not use them", why, grants)
+  local hidden = self.connection:query(HIDDEN) or {}
+  if hidden[1] then
+    self.subject.unprovisioned = ("ALTER ROLE %s BYPASSRLS;"):format(quoted(self.role))
+    found:add("row-level security", "wrong", "it is on for " .. hidden[1][1] .. (hidden[2] and ", " .. hidden[2][1] or ""),
+      "It could hide leases, so who is subject to it is refused.", self.subject.unprovisioned)
+  end
   local settings, ill, mends = self.settings, {}, {}
   for _, name in ipairs { "fsync", "full_page_writes" } do
     if settings[name] ~= "on" then
