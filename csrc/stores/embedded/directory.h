@@ -10,6 +10,7 @@
 #include "error.h"
 #include "fork.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
