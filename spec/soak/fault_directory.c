@@ -181,8 +181,10 @@ void fault_hostile(void) {
   case 4:
     fault_what("control filled");
     atomic_store(&fault_self->new_tokens, true);
-    all_lost(); /* what is in it is the locks */
+    /* What is in it is the locks. A holder can see that its own is gone when the file is full. */
+    atomic_store(&fault_self->before, now_ns());
     file_fill(in_directory("control"));
+    all_lost();
     fault_sleep_ms(ms);
     directory_remove();
     break;

@@ -143,8 +143,8 @@ static void longer(int64_t *longest, int64_t time) {
 bool faults_unseen(const record *r) {
   if (shared->server || !r->granted || r->how != END_LOST || r->lease) return false;
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++) {
-    int64_t lost = atomic_load(&window(i)->lost);
-    if (lost && lost <= r->granted && r->granted < lost + LOOKS) return true;
+    int64_t lost = atomic_load(&window(i)->lost), before = atomic_load(&window(i)->before);
+    if (lost && (before ? before : lost) <= r->granted && r->granted < lost + LOOKS) return true;
   }
   return false;
 }

@@ -192,6 +192,16 @@ static int header_check(const hl__shm_space *space, const hl__shm_header *header
   return HL_OK;
 }
 
+/* The header is read, not mapped, as the file may be too short. What the file lacks is 0. */
+static int header_read(const hl__shm_space *space, hl__shm_header *header, hl_error *error) {
+  ssize_t n;
+  memset(header, 0, sizeof *header);
+  do n = pread(space->fd, header, sizeof *header, 0);
+  while (n < 0 && errno == EINTR);
+  if (n >= 0) return HL_OK;
+  return hl__error_errno(error, HL_ESTORE, "cannot read %s/" HL__SHM_FILE, space->directory.path);
+}
+
 /* A program that opens the directory would come to another file. */
 static bool is_mounted_alone(const hl__shm_space *space) {
   char *path = hl__file_path(space->directory.path, HL__SHM_FILE);
@@ -256,7 +266,7 @@ static void *file_map(int fd, size_t size, int protection) {
 
 int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) {
   struct stat st;
-  hl__shm_header header = {.version = 0};
+  hl__shm_header header;
   int status = file_open(space, layout, &st, error);
   if (status) return status;
   if (is_mounted_alone(space))
@@ -264,9 +274,8 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
                      "%s/" HL__SHM_FILE " is mounted by its own name, and programs outside "
                      "would come to another directory: mount the directory",
                      space->directory.path);
-  /* The header is read, not mapped, as the file may be too short. */
-  if (pread(space->fd, &header, sizeof header, 0) < (ssize_t)offsetof(hl__shm_header, parts))
-    memset(&header, 0, sizeof header);
+  status = header_read(space, &header, error);
+  if (status) return status;
   status = header_check(space, &header, st.st_size, error);
   if (status) return status;
   void *mapping = file_map(space->fd, HL__SHM_MAPPED, PROT_READ | PROT_WRITE);
