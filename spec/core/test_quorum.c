@@ -73,6 +73,10 @@ static atomic_uint left;      /* so many of these stores are open, or being open
 static atomic_bool refuses;   /* no lease can be made */
 static atomic_uint asked;     /* so many were asked for meanwhile */
 
+static atomic_bool hangs;              /* the next look is not answered in time */
+static hl_session *_Atomic unanswered; /* on which that was: the answer may still come */
+static atomic_uint confused;           /* so often it was used all the same */
+
 static void gate_pass(gate *self) {
   if (!atomic_load(&self->shut) || atomic_exchange(&self->reached, true)) return;
   while (atomic_load(&self->shut)) sleep_ms(1);
@@ -86,6 +90,7 @@ static void gate_close(gate *self) {
 static void gate_open(gate *self) { atomic_store(&self->shut, false); }
 
 static int gated_settle(hl_session *session, int64_t deadline, hl_error *error) {
+  if (session == atomic_load(&unanswered)) atomic_fetch_add(&confused, 1u);
   if (atomic_load(&blinds)) atomic_store(&blind, true);
   gate_pass(&settles);
   return hl_store_file.settle(session, deadline, error);
@@ -114,6 +119,12 @@ static int gated_take(hl_session *session, const hl_request *request, hl_grant *
     return hl__error(error, HL_ESTORE, "it refuses");
   }
   return hl_store_file.take(session, request, grant, error);
+}
+
+static void gated_session_close(hl_session *session) {
+  hl_session *closed = session;
+  (void)atomic_compare_exchange_strong(&unanswered, &closed, NULL);
+  hl_store_file.session_close(session);
 }
 
 static void gated_close(hl_store *store) {
@@ -149,6 +160,10 @@ static int gated_list(hl_session *session, const hl_lease_filter *filter, hl_hol
                       void *context, int64_t deadline, hl_error *error) {
   if (session->store == atomic_load(&at_b) && atomic_fetch_add(&looked, 1u) == 1) gate_pass(&looks);
   if (atomic_load(&blind)) return hl__error(error, HL_ESTORE, "it shows nothing");
+  if (atomic_exchange(&hangs, false)) {
+    atomic_store(&unanswered, session);
+    return hl__error(error, HL_ECONNECTION, "it does not answer");
+  }
   return file_list(session, filter, fn, context, deadline, error);
 }
 
@@ -638,6 +653,26 @@ static void a_refused_member_is_closed_while_no_one_waits_for_that(void **state)
   WAIT_UNTIL(atomic_load(&left) == 0);
 }
 
+/* Else the next question on it would be told the answer to this one, and the next lock be granted by
+   the answer to an earlier request. */
+static void a_session_whose_look_was_not_answered_is_closed(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  atomic_store(&hangs, true);
+  assert_int_equal(open_quorum(&quorum, "a b gated-c", &error), HL_OK);
+  WAIT_UNTIL(!atomic_load(&hangs));
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms terms = lease_named("lease");
+  assert_int_equal(take(session, &terms), HL_OK);
+  WAIT_UNTIL(records("gated-c", false) == 1);
+  assert_int_equal(atomic_load(&confused), 0);
+  assert_null(atomic_load(&unanswered));
+  drop(session, &terms);
+  ops->session_close(session);
+  close_quorum(&quorum);
+}
+
 /* It may have another list, so the first call waits for it. Later ones would wait in vain, too. */
 static void a_member_that_is_opened_for_long_is_waited_for_once(void **state) {
   opened quorum;
@@ -693,6 +728,7 @@ int main(void) {
       TEST(a_lock_that_is_waited_for_longer_than_a_presence_lasts_has_one),
       TEST(a_lock_is_not_granted_where_another_list_came_meanwhile),
       TEST(a_lease_is_healed_for_no_longer_than_a_quorum_has_it),
+      TEST(a_session_whose_look_was_not_answered_is_closed),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),
       cmocka_unit_test(nothing_is_left),
@@ -702,6 +738,7 @@ int main(void) {
   gated.open = gated_open;
   gated.traits.blocks = true; /* as the clients of servers do */
   gated.close = gated_close;
+  gated.session_close = gated_session_close;
   gated.settle = gated_settle;
   gated.take = gated_take;
   absent = gated;

@@ -307,9 +307,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   int status = HL_ELOST;
   switch (ask->kind) {
   case HL__ASK_OPEN:
-    /* If the look fails, so does the presence, which tells the error. */
-    (void)leases->list(session, &hl__presences, hl__ask_found, ask, ask->deadline, NULL);
-    return HL_OK;
+    return leases->list(session, &hl__presences, hl__ask_found, ask, ask->deadline, error);
   case HL__ASK_JOIN: return HL_OK;
   case HL__ASK_PART: return leases->drop(session, &ask->terms, true, ask->deadline, error);
   case HL__ASK_TAKE: return take_send(ask, session, &request);
@@ -381,7 +379,8 @@ static int ask_once(hl__quorum_ask *ask, bool *again) HL__REQUIRES(hl__quorum_mu
   else
     session_put(member, session);
   *again = status == HL_ECONNECTION && used && !ask->interrupted && (!sends || is_repeatable(ask));
-  return status;
+  /* If the look fails, so does the presence, which tells the error. */
+  return sends && ask->kind == HL__ASK_OPEN ? HL_OK : status;
 }
 
 /* Has the member drop an unwanted record. False: the record may stay, or go at any time, so no
