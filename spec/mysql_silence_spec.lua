@@ -3,6 +3,7 @@
 -- nothing.
 -- Parts: stores
 
+local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 
@@ -10,6 +11,8 @@ local TARGET = { user = "u1", account = "a1", resource = "r1" }
 
 -- For what happens within a round trip or two, on a busy machine.
 local SOON = 5
+-- A new connection waits so long for a table.
+local LOCKED = 4
 
 support.each_server(function(store)
   local between
@@ -18,6 +21,39 @@ support.each_server(function(store)
     support.close_peers()
     if between then between.close() end
     between = nil
+  end)
+
+  it("a connection that waited for a table does not make later calls wait for one as long", function()
+    local root = store.root() or pending "no administrator here"
+    root:query "CREATE DATABASE hierlock_spec_slow"
+    local dsn = store.root_dsn:match "^(.*/)" .. "hierlock_spec_slow"
+    local admin = support.sql_connection(dsn)
+    local manager
+    finally(function()
+      admin:close()
+      if manager then manager:close() end
+      root:query "DROP DATABASE hierlock_spec_slow"
+    end)
+    support.provision(admin, "hier_lock_buckets", 100)
+    local begun = support.now()
+    manager = assert(hierlock.open(dsn, { buckets = 100 }))
+    local usual = support.now() - begun
+    local first = assert(manager:acquire { "u1" })
+    admin:query "LOCK TABLES hier_lock_meta WRITE"
+    local waits = assert(manager:start({ "u2" }, { timeout = LOCKED + 2 * SOON }))
+    support.sleep(LOCKED)
+    admin:query "UNLOCK TABLES"
+    local second = assert(waits:wait())
+    admin:query "LOCK TABLES hier_lock_meta WRITE"
+    begun = support.now()
+    local none, err = manager:acquire({ "u3" }, { timeout = 0.1 })
+    local took = support.now() - begun
+    admin:query "UNLOCK TABLES"
+    assert.is_nil(none)
+    assert.equal("connection", err.code)
+    assert.is_true(took < 2 * LOCKED + 10 * usual, took .. " s")
+    second:release()
+    first:release()
   end)
 
   for _, tls in ipairs { "off", "required" } do

@@ -392,13 +392,16 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
 
 /* Gives a connection thrice the time that the last one took, even when the caller's wait is
    shorter: else no short wait over a slow line would ever get one. A connection that was given
-   up does not count: with a server that hangs, each call would take longer than the one before. */
+   up does not count: with a server that hangs, each call would take longer than the one before.
+   An administrator may lock the tables that we look at. So no connection counts for more than
+   thrice the time of its log-in, which waits for no table. */
 int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
                                hl__mysql_session **session, hl_error *error) {
   int64_t begun = hl__now_ms();
   int64_t usual = hl__deadline(begun, 3 * atomic_load(&store->connecting));
   if (deadline < usual) deadline = usual;
   int status = hl__mysql_connect(store, deadline, session, error);
+  int64_t most = 3 * (hl__now_ms() - begun);
   if (status == HL_OK) {
     status = hl__mysql_verify(*session, error);
     bool late = status == HL_ECONNECTION && hl__left_ms((*session)->patience) == 0;
@@ -411,7 +414,8 @@ int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
     hl__mysql_disconnect(*session);
     *session = NULL;
   } else {
-    atomic_store(&store->connecting, hl__now_ms() - begun);
+    int64_t took = hl__now_ms() - begun;
+    atomic_store(&store->connecting, took < most ? took : most);
   }
   return status;
 }
