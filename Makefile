@@ -375,7 +375,7 @@ SERVER_SPECS := assumptions boot command_doctor% command_kill command_leases com
                 matrix memcached memory mysql% postgresql% quorum% redis% server sqlite storm structure symfony% update \
                 waiting_trouble
 # And on the first of them alone: leases, and what is Lua above the binding.
-ONCE_SPECS := command command_% docs leases prometheus rows
+ONCE_SPECS := command command_% docs leases prometheus rows rows_%
 test-luas:
 	@$(MAKE) --no-print-directory test LUAS="$(LUAS)" CORE_TESTS= ONCE='$(ONCE_SPECS:%=spec/%_spec.lua)' \
 	  SPECS='$(filter-out $(SERVER_SPECS:%=spec/%_spec.lua),$(SPECS))'

@@ -39,7 +39,7 @@ return {
   area("memcached", "^csrc/stores/memcached/", { "memcached", "update on memcached", "leases on memcached" }),
   area("quorum", "^csrc/stores/quorum/", { "quorum", "update on quorum", "leases on quorum", "quorum_tables" }),
   area("attach", "^lua/hierlock/attach", { "attach", "postgresql_attach" }),
-  area("rows", "^lua/hierlock/rows", { "rows" }),
+  area("rows", "^lua/hierlock/rows", { "rows", "rows_transaction", "rows_trouble" }),
   area("command", "^lua/hierlock/command/lease_tables", { "postgresql_leases" }),
   area("command", "^lua/hierlock/command/", { "command", "command_leases", "command_ps", "command_kill", "command_run", "command_explain",
     "command_graph", "command_matrix", "command_top", "command_bench", "command_doctor", "command_doctor_files" }),

@@ -273,8 +273,8 @@ for _, name in ipairs(names) do
   end
 end
 
--- busted gives describe, it ... to spec files only, as their environment.
-local function environment_of(fn)
+--- What busted gives to the spec file that has declared fn: describe, it ..., which are its environment alone.
+function support.environment_of(fn)
   if getfenv then return getfenv(fn) end -- luacheck: ignore
   for i = 1, 255 do
     local name, value = debug.getupvalue(fn, i)
@@ -294,10 +294,10 @@ end
 
 --- Calls fn, which declares specs that need something of this machine. missing: why it cannot be had, or nil; then they
 -- are pending, or fail where HIERLOCK_REQUIRE has that name.
-function support.unless_missing(missing, name, fn) unless_missing(environment_of(fn), missing, name, fn) end
+function support.unless_missing(missing, name, fn) unless_missing(support.environment_of(fn), missing, name, fn) end
 
-local function each(stores, fn)
-  local busted = environment_of(fn)
+local function each(stores, fn, busted)
+  busted = busted or support.environment_of(fn)
   for _, store in ipairs(stores) do
     busted.describe("on " .. store.name .. ":", function()
       unless_missing(busted, store.missing, store.name, function()
@@ -354,8 +354,8 @@ end
 --- Runs fn on each server of MySQL's kind only.
 function support.each_server(fn) each(servers(function(store) return store.table end), fn) end
 
---- On each server with session locks.
-function support.each_connection(fn) each(servers(function() return true end), fn) end
+--- On each server with session locks. busted: the environment of the spec file, where fn is no function of that.
+function support.each_connection(fn, busted) each(servers(function() return true end), fn, busted) end
 
 --- Waits until n requests (1 unless said) wait for rows of the target.
 function support.wait_for_waiters(store, target, n)
@@ -716,7 +716,7 @@ end
 
 --- `it` of what needs a client library that tells when it waits; elsewhere it is pending, and says why.
 function support.it_where_waits_are_told(name, fn)
-  local busted, reason = environment_of(fn), support.does_not_tell_waits()
+  local busted, reason = support.environment_of(fn), support.does_not_tell_waits()
   if reason then busted.pending(name .. ": " .. reason) else busted.it(name, fn) end
 end
 

@@ -28,7 +28,7 @@ alone='(/.*_cost_spec\.lua|/with_spec\.lua|@gives_up)$'
 # What needs no server. HIERLOCK_REQUIRE says so if that is wrong.
 light='(@(embedded|sqlite|quorum)|/(check|command_completion|deadlock_random|error|finalizer|misuse|plan|quorum_tables|structure)_spec\.lua(@.*)?|/test_(cancel|core|embedded_directory|embedded_store|leases|misuse|sessions|unload))$'
 # What takes longest begins first: the others go on beside it.
-long='/(test_memory|(quorum_tables|quorum_list|rows|memory|redis_sentinel|redis_cluster|storm|command_doctor[a-z_]*|mysql_trouble|server|mysql_leases|postgresql_security|memcached|attach|update)_spec\.lua(@.*)?)$'
+long='/(test_memory|(quorum_tables|quorum_list|rows[a-z_]*|memory|redis_sentinel|redis_cluster|storm|command_doctor[a-z_]*|mysql_trouble|server|mysql_leases|postgresql_security|memcached|attach|update)_spec\.lua(@.*)?)$'
 
 # --- Parts of files ----------------------------------------------------------------------------
 
