@@ -18,9 +18,12 @@ one() {                                 # STORE [OPTION…]
     sqlite)
       directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
       dsn=sqlite:$directory/leases.db ;;
-    quorum)                             # of three, one of which can be cut off, stopped and restarted
+    # Of three, one of which can be cut off, stopped and restarted. There it shares no lease with the store redis, and
+    # no list of stores with a quorum that was killed before.
+    quorum)
       directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
-      dsn="quorum:majority;sqlite:$directory/1;sqlite:$directory/2;${HIERLOCK_REDIS_DSN%\?*}?quarantine=3"
+      dsn="quorum:majority;sqlite:$directory/1;sqlite:$directory/2"
+      dsn+=";${HIERLOCK_REDIS_DSN%\?*}?quarantine=3&prefix=${directory##*-}"
       control=$HIERLOCK_REDIS_CONTROL ;;
     redis)                              # it grants nothing when it has forgotten, for longer than leases last here
       dsn="${HIERLOCK_REDIS_DSN%\?*}?quarantine=3" control=$HIERLOCK_REDIS_CONTROL ;;
