@@ -5,6 +5,8 @@
  */
 #include "../embedded/table.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -1379,6 +1381,40 @@ static void others_files_are_refused(void **state) {
   c = session_begin(space);
 }
 
+/* What pread() does here, which the linker prefers: fails with these, one after the other, and gives
+   no more bytes than this. */
+static int reads_fail[3];
+static size_t read_most = SIZE_MAX;
+
+ssize_t pread(int fd, void *data, size_t size, off_t at) {
+  ssize_t (*real)(int, void *, size_t, off_t);
+  for (size_t i = 0; i < sizeof reads_fail / sizeof *reads_fail; i++)
+    if (reads_fail[i]) {
+      errno = reads_fail[i];
+      reads_fail[i] = 0;
+      return -1;
+    }
+  *(void **)&real = dlsym(RTLD_NEXT, sizeof(off_t) > sizeof(long) ? "pread64" : "pread");
+  return real(fd, data, size < read_most ? size : read_most, at);
+}
+
+static void what_a_failed_read_says_is_not_of_the_file(void **state) {
+  (void)state;
+  others_begin();
+  reads_fail[0] = EIO;
+  assert_null(space_open());
+  assert_int_equal(reads_fail[0], 0);
+  assert_int_equal(fault.status, HL_ESTORE);
+  assert_non_null(strstr(fault.message, "cannot read "));
+  assert_non_null(strstr(fault.message, strerror(EIO)));
+
+  reads_fail[0] = reads_fail[1] = EINTR; /* the file is read nevertheless, */
+  read_most = 100;                       /* in pieces */
+  others_end();
+  read_most = SIZE_MAX;
+  assert_int_equal(reads_fail[1], 0);
+}
+
 /* Index words that lead nowhere, or in a circle: calls end, and the partition can be made anew. */
 static void a_damaged_index_is_survived(void **state) {
   (void)state;
@@ -1519,6 +1555,7 @@ int main(int argc, char **argv) {
       IT(a_process_without_proc_shares_the_boot),
       IT(a_process_without_proc_guesses_no_boot),
       IT(others_files_are_refused),
+      IT(what_a_failed_read_says_is_not_of_the_file),
       IT(a_damaged_index_is_survived),
       IT(after_a_reboot_only_leases_are_left),
       cmocka_unit_test(nothing_is_left),

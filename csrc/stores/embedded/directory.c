@@ -294,6 +294,19 @@ int hl__file_open(const hl__file_directory *directory, const char *name, struct 
   return fd;
 }
 
+ssize_t hl__file_read(int fd, void *data, size_t size) {
+  char *into = data;
+  size_t done = 0;
+  while (done < size) {
+    ssize_t n = pread(fd, into + done, size - done, (off_t)done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -1;
+    if (n == 0) break;
+    done += (size_t)n;
+  }
+  return (ssize_t)done;
+}
+
 int hl__file_write(int fd, const void *data, size_t size) {
   const char *from = data;
   while (size > 0) {

@@ -58,6 +58,8 @@ int hl__file_name(const hl__file_directory *directory, const char *temporary, co
 /* Opens a file for reading and writing; it must be a regular one. A descriptor
    that is watched, or -1 with errno. */
 int hl__file_open(const hl__file_directory *directory, const char *name, struct stat *st);
+/* Reads from the beginning, as far as the file goes: how many bytes, or -1 with errno. */
+ssize_t hl__file_read(int fd, void *data, size_t size);
 int hl__file_write(int fd, const void *data, size_t size); /* all of it */
 /* Closes a watched descriptor, if it is still ours; -1 is fine. Leaves errno
    alone. */

@@ -155,7 +155,7 @@ static bool is_copy(const hl__shm_space *space, const hl__shm_header *header) {
 static int header_check(const hl__shm_space *space, const hl__shm_header *header, off_t size,
                         hl_error *error) {
   const char *path = space->directory.path;
-  if (size < (off_t)sizeof header->magic)
+  if (size < (off_t)offsetof(hl__shm_header, parts))
     return hl__error(error, HL_ESTORE,
                      "%s/" HL__SHM_FILE
                      " has only %lld bytes: it was truncated, or is not hierlock's; "
@@ -192,14 +192,15 @@ static int header_check(const hl__shm_space *space, const hl__shm_header *header
   return HL_OK;
 }
 
-/* The header is read, not mapped, as the file may be too short. What the file lacks is 0. */
-static int header_read(const hl__shm_space *space, hl__shm_header *header, hl_error *error) {
-  ssize_t n;
+/* The header is read, not mapped, as the file may be too short, and by now shorter than *size. */
+static int header_read(const hl__shm_space *space, hl__shm_header *header, off_t *size,
+                       hl_error *error) {
   memset(header, 0, sizeof *header);
-  do n = pread(space->fd, header, sizeof *header, 0);
-  while (n < 0 && errno == EINTR);
-  if (n >= 0) return HL_OK;
-  return hl__error_errno(error, HL_ESTORE, "cannot read %s/" HL__SHM_FILE, space->directory.path);
+  const ssize_t n = hl__file_read(space->fd, header, sizeof *header);
+  if (n < 0)
+    return hl__error_errno(error, HL_ESTORE, "cannot read %s/" HL__SHM_FILE, space->directory.path);
+  if (n < (ssize_t)sizeof *header) *size = n;
+  return HL_OK;
 }
 
 /* A program that opens the directory would come to another file. */
@@ -274,7 +275,7 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
                      "%s/" HL__SHM_FILE " is mounted by its own name, and programs outside "
                      "would come to another directory: mount the directory",
                      space->directory.path);
-  status = header_read(space, &header, error);
+  status = header_read(space, &header, &st.st_size, error);
   if (status) return status;
   status = header_check(space, &header, st.st_size, error);
   if (status) return status;

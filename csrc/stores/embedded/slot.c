@@ -31,7 +31,7 @@ static char process_state(pid_t pid) {
   if (!proc_is_ours()) return '\0';
   hl__fork_forbid();
   int fd = open(name, O_RDONLY | O_CLOEXEC);
-  ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+  ssize_t n = fd >= 0 ? hl__file_read(fd, text, sizeof text - 1) : 0;
   if (fd >= 0) (void)close(fd);
   hl__fork_allow();
   text[n > 0 ? n : 0] = '\0';
