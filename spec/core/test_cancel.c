@@ -246,9 +246,6 @@ static int end_of(pid_t pid) {
 /* Each waits for what the other has: one is the victim, and the other goes on. */
 static void forked_siblings_are_two_agents(void **state) {
   (void)state;
-  /* valgrind 3.19 goes on for ever behind the exit_group() of such a child. Why is not known: the
-     child has no other thread left then. */
-  if (getenv("HIERLOCK_SLOWER")) skip();
   hl_manager *manager = open_manager();
   hl_options options = HL_OPTIONS_INIT;
   int said[2], go[2];

@@ -823,9 +823,6 @@ static void try_in_child(void *context) {
 
 static void a_forked_child_has_no_lock_of_its_parents(void **state) {
   (void)state;
-  /* valgrind 3.19 goes on for ever behind the exit_group() of such a child. Why is not known: the
-     child has no other thread left then. */
-  if (getenv("HIERLOCK_SLOWER")) skip();
   hl_manager *manager = open_dsn(directory);
   hl_lock *lock;
   assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &lock), HL_OK);

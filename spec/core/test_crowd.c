@@ -600,9 +600,6 @@ static void exit_with_a_crowd(void) {
 /* A handler of exit() may close a manager whose pendings are granted at this moment. */
 static void test_closed_by_a_handler_of_exit(void **state) {
   (void)state;
-  /* valgrind 3.19 goes on for ever behind the exit_group() of such a child. Why is not known: the
-     child has no other thread left then. */
-  if (getenv("HIERLOCK_SLOWER")) skip();
   int status = 0;
   pid_t child = fork(), ended = 0;
   if (child == 0) exit_with_a_crowd();
