@@ -51,7 +51,7 @@ int hll_manager_holders(lua_State *L) {
   hl_plan *plan = hll_plan_begin(L, borrowed, hl_manager_layout(manager));
   if (!all) hll_target_add(L, 2, plan, HL_EXCLUSIVE);
   int status = hl_manager_holders(manager, all ? NULL : plan, hll_holders_add, found, &error);
-  hll_plan_return(L, shared, shared + 2);
+  borrowed->borrowed = false;
   if (status) {
     (void)hll_failure(L, &error, 2);
     if (found->n > 0) {
@@ -76,7 +76,8 @@ typedef struct call {
   hll_pending *pending; /* NULL: it blocks */
   hll_acquire_options options;
   hll_asker asker;
-  hl_plan *plan; /* to be filled in between call_begin and call_end */
+  hll_plan *borrowed;
+  hl_plan *plan; /* its plan, to be filled in between call_begin and call_end */
 } call;
 
 /* The manager is at 1, the options are at n. */
@@ -87,7 +88,7 @@ static void call_begin(lua_State *L, call *c, int n) {
   hll_asker_find(L, c->self, &c->asker);
   int shared = hll_manager_shared(L, n);
   hll_manager_account(L, c->self);
-  hll_plan *borrowed = hll_plan_borrow(L, shared);
+  c->borrowed = hll_plan_borrow(L, shared);
   c->handle = hll_handle_push(L, c->self, shared);
   if (lua_toboolean(L, lua_upvalueindex(HLL_STARTS)))
     c->pending = hll_pending_push(L, shared, lua_gettop(L));
@@ -95,7 +96,7 @@ static void call_begin(lua_State *L, call *c, int n) {
   c->manager = hll_manager_still_open(L, c->self);
   hll_acquire_options_read(L, n, &c->options);
   hll_asker_add(L, c->self, &c->asker, &c->options.core);
-  c->plan = hll_plan_begin(L, borrowed, hl_manager_layout(c->manager));
+  c->plan = hll_plan_begin(L, c->borrowed, hl_manager_layout(c->manager));
 }
 
 /* Calls on_wait. The hook may close the manager and change the options: so both are read again. */
@@ -117,11 +118,11 @@ static int call_end(lua_State *L, call *c) {
     status = hl_acquire(c->manager, c->plan, &c->options.core, &c->handle->lock, &error);
   if (status) {
     int values = hll_acquire_refused(L, &error, c->plan, c->self);
-    hll_plan_return(L, shared, shared + 1);
+    c->borrowed->borrowed = false;
     hll_trace_failed(L, shared, c->pending ? &c->pending->trace : &c->handle->trace, lua_gettop(L));
     return values;
   }
-  hll_plan_return(L, shared, shared + 1);
+  c->borrowed->borrowed = false;
   lua_settop(L, shared + (c->pending ? 3 : 2));
   if (c->handle->trace) hll_trace_granted(L, shared, &c->handle->trace, shared + 2);
   return 1;

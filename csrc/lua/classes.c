@@ -41,13 +41,14 @@ hll_plan *hll_plan_test(lua_State *L, int index) { return hll_testudata(L, index
 hll_plan *hll_plan_borrow(lua_State *L, int shared) {
   lua_rawgeti(L, shared, 2);
   hll_plan *self = hll_testudata(L, -1, HLL_PLAN);
-  if (self && self->plan) { /* else it has been finalized */
-    lua_pushnil(L);
+  if (!self || !self->plan || self->borrowed) { /* no plan: it has been finalized */
+    lua_pop(L, 1);
+    self = hll_plan_push(L);
+    lua_pushvalue(L, -1);
     lua_rawseti(L, shared, 2);
-    return self;
   }
-  lua_pop(L, 1);
-  return hll_plan_push(L);
+  self->borrowed = true;
+  return self;
 }
 
 hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout) {
@@ -57,11 +58,6 @@ hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout) {
     self->plan = hl_plan_new(layout);
   if (!self->plan) (void)luaL_error(L, "not enough memory");
   return self->plan;
-}
-
-void hll_plan_return(lua_State *L, int shared, int plan) {
-  lua_pushvalue(L, plan);
-  lua_rawseti(L, shared, 2);
 }
 
 void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied)) {

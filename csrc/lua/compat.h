@@ -31,10 +31,6 @@ static inline void hll_setfuncs(lua_State *L, const luaL_Reg *functions) {
 static inline void hll_class_new(lua_State *L, const char *class, const luaL_Reg *metamethods,
                                  const luaL_Reg *methods) {
   (void)luaL_newmetatable(L, class);
-#if LUA_VERSION_NUM >= 502
-  lua_pushvalue(L, -1);
-  lua_rawsetp(L, LUA_REGISTRYINDEX, class);
-#endif
   hll_setfuncs(L, metamethods);
   lua_pushstring(L, class);
   lua_setfield(L, -2, "__name");
@@ -44,8 +40,8 @@ static inline void hll_class_new(lua_State *L, const char *class, const luaL_Reg
   lua_setfield(L, -3, "__index");
 }
 
-/* Pushes a userdata of the class, and returns its memory, all zero. */
-static inline void *hll_newuserdata(lua_State *L, const char *class, size_t size) {
+/* Pushes a userdata of the class, without its metatable, and returns its memory, all zero. */
+static inline void *hll_bareuserdata(lua_State *L, const char *class, size_t size) {
 #if LUA_VERSION_NUM >= 504
   hll_header *header = lua_newuserdatauv(L, sizeof *header + size, 1);
 #else
@@ -53,17 +49,15 @@ static inline void *hll_newuserdata(lua_State *L, const char *class, size_t size
 #endif
   memset(header, 0, sizeof *header + size);
   *header = (hll_header){header, class};
-#if LUA_VERSION_NUM >= 502
-  lua_rawgetp(L, LUA_REGISTRYINDEX, class); /* by its address, which costs half */
-  if (lua_isnil(L, -1)) {                   /* the class of a store's module has a name alone */
-    lua_pop(L, 1);
-    luaL_getmetatable(L, class);
-  }
-#else
-  luaL_getmetatable(L, class);
-#endif
-  lua_setmetatable(L, -2);
   return header + 1;
+}
+
+/* Pushes a userdata of the class, and returns its memory, all zero. */
+static inline void *hll_newuserdata(lua_State *L, const char *class, size_t size) {
+  void *memory = hll_bareuserdata(L, class, size);
+  luaL_getmetatable(L, class);
+  lua_setmetatable(L, -2);
+  return memory;
 }
 
 static inline void hll_getuservalue(lua_State *L, int index) {

@@ -208,7 +208,7 @@ static int handle_extend(lua_State *L) {
   int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
   int values = status ? hll_acquire_refused(L, &error, plan, manager)
                       : hll_handle_answer(L, place, status, &error);
-  hll_plan_return(L, shared, shared + 1);
+  borrowed->borrowed = false;
   if (status)
     hll_trace_failed(L, shared, trace, lua_gettop(L));
   else if (!pending || !pending->pending)

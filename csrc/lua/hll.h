@@ -76,25 +76,24 @@ typedef struct hll_plan {
   hl_plan *plan; /* NULL before it is made, and after collection */
   char *sql;     /* on its way to Lua; NULL otherwise */
   size_t gates;  /* gate rows that its last statement adds to the plan's rows */
+  bool borrowed; /* a call uses it, or has raised */
 } hll_plan;
 
 /* Pushes a userdata without a plan. */
 hll_plan *hll_plan_push(lua_State *L);
 hll_plan *hll_plan_test(lua_State *L, int index);
 /* Pushes a userdata for a single call. hll_plan_begin gives it an empty plan, and allocates nothing
-   in Lua. Calls are frequent, so a manager keeps one userdata in its shared table. While a call
-   uses it, and after a call that raised, the place is empty, and the next call makes another. */
+   in Lua. Calls are frequent, so a manager keeps one userdata in its shared table. A call that finds
+   it borrowed puts another in its place. The call returns it by `borrowed = false`. */
 hll_plan *hll_plan_borrow(lua_State *L, int shared);
 hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout);
-/* Gives back the plan at stack index `plan`. Does not raise after hll_plan_borrow: the table has
-   the place already. */
-void hll_plan_return(lua_State *L, int shared, int plan);
 
 typedef struct hll_report hll_report;
 
 /* A manager's uservalue is a table that its handles share:
      [1] the manager itself, so that a handle keeps it alive
-     [2] a plan to be borrowed; false or nil while a call uses it
+     [2] a plan to be borrowed, or nil
+     [3] the metatable of handles: a look into the registry by name costs thrice as much
      on_lost, on_wait ...   the hooks that the program has set
      handles   with on_lost or a hook: the handles that are held, as weak keys
      events    with a hook other than on_lost: see hook.c

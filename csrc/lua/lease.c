@@ -239,7 +239,7 @@ int hll_manager_leases(lua_State *L) {
   hl_manager *manager = hll_manager_still_open(L, self);
   filter_read(L, borrowed, manager, &wanted);
   int status = hl_manager_leases(manager, &wanted.core, hll_holders_add, found, &error);
-  hll_plan_return(L, shared, shared + 2);
+  borrowed->borrowed = false;
   if (status) return hll_failure(L, &error, 0);
   if (found->error.status) return luaL_error(L, "not enough memory");
   hll_holders_list(L, found);
@@ -286,7 +286,7 @@ int hll_manager_revoke(lua_State *L) {
   filter_read(L, borrowed, manager, &wanted);
   hll_options(L, 3, revoke_option, &options);
   int status = hl_manager_revoke(manager, &wanted.core, options.by, options.reason, &count, &error);
-  hll_plan_return(L, shared, shared + 1);
+  borrowed->borrowed = false;
   if (status) return hll_failure(L, &error, 0);
   lua_pushinteger(L, (lua_Integer)count);
   return 1;

@@ -302,9 +302,11 @@ static hl_agent *push_agent(lua_State *L) {
 /* Pushes the table that the manager at that index shares with its handles: see hll.h. The options
    of open are at 2. */
 static void shared_push(lua_State *L, int manager, const open_options *options) {
-  lua_createtable(L, 2, 2);
+  lua_createtable(L, 3, 2);
   lua_pushvalue(L, manager);
   lua_rawseti(L, -2, 1);
+  luaL_getmetatable(L, HLL_HANDLE);
+  lua_rawseti(L, -2, 3);
   if (options->hooks) hll_hooks_set(L, 2, manager + 1);
   if (options->on_lost || options->hooks) {
     lua_getfield(L, 2, "on_lost");

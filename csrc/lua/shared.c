@@ -21,7 +21,9 @@ void hll_manager_account(lua_State *L, hll_manager *self) {
 }
 
 hll_handle *hll_handle_push(lua_State *L, hll_manager *owner, int shared) {
-  hll_handle *self = hll_newuserdata(L, HLL_HANDLE, sizeof *self);
+  hll_handle *self = hll_bareuserdata(L, HLL_HANDLE, sizeof *self);
+  lua_rawgeti(L, shared, 3);
+  lua_setmetatable(L, -2);
   self->owner = owner;
   lua_pushvalue(L, shared);
   hll_setuservalue(L, -2);
