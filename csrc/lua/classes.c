@@ -60,9 +60,9 @@ hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout) {
   return self->plan;
 }
 
-void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied)) {
+void hll_tie(hll_tied *tied, hll_tied **list) {
   hll_untie(tied);
-  *tied = (hll_tied){*list, list, end};
+  *tied = (hll_tied){*list, list};
   if (*list) (*list)->at = &tied->next;
   *list = tied;
 }

@@ -124,9 +124,8 @@ code.
   running thread cannot yield here. The main thread never can
 */
 static int loop(lua_State *L) {
-  const hll_manager *manager = hll_manager_test(L, 1);
-  const hll_handle *handle = manager ? NULL : hll_handle_test(L, 1);
-  if (handle) manager = handle->owner;
+  const hll_handle *handle = hll_handle_test(L, 1);
+  const hll_manager *manager = handle ? handle->owner : hll_manager_test(L, 1);
   if (!manager) return 0;
   if (!manager->loops_anywhere && (lua_pushthread(L) || !is_yieldable(L))) return 0;
   hll_getuservalue(L, 1);

@@ -121,21 +121,19 @@ typedef struct hll_manager {
 hll_manager *hll_manager_test(lua_State *L, int index);
 
 /* Ties a handle or a pending to a request of the program's host (nginx), which ends it. Both have
-   one as a member. All zero: it is tied to no request. */
+   one as the first member. All zero: it is tied to no request. */
 typedef struct hll_tied hll_tied;
 struct hll_tied {
   hll_tied *next, **at;
-  void (*end)(hll_tied *tied);
 };
 
-/* end must not call Lua. */
-void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied));
+void hll_tie(hll_tied *tied, hll_tied **list);
 void hll_untie(hll_tied *tied); /* does nothing when it is not tied */
 
 typedef struct hll_handle {
-  hl_lock *lock;      /* NULL before it is granted, and after collection */
-  hll_manager *owner; /* its shared table, which the handle has, keeps it */
   hll_tied tied;
+  hl_lock *lock;                /* NULL before it is granted, and after collection */
+  hll_manager *owner;           /* its shared table, which the handle has, keeps it */
   hll_trace *trace, *extending; /* of its acquisition, of an extend; or NULL */
 } hll_handle;
 
@@ -144,9 +142,9 @@ hll_handle *hll_handle_test(lua_State *L, int index);
 void hll_token_push(lua_State *L, uint64_t token);
 
 typedef struct hll_pending {
-  hl_pending *pending; /* NULL before it is started, and after collection */
   hll_tied tied;
-  hll_trace *trace; /* or NULL */
+  hl_pending *pending; /* NULL before it is started, and after collection */
+  hll_trace *trace;    /* or NULL */
 } hll_pending;
 
 /* Pushes an empty pending. The call fills in the handle at index, or works on that

@@ -17,7 +17,6 @@
 /*** @module hierlock */
 #include "hll.h"
 
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,15 +45,13 @@ static request *ended;
 
 static request **chain(uintptr_t id) { return &requests[(id >> 6 ^ id >> 14) % CHAINS]; }
 
-static void handle_end(hll_tied *tied) {
-  hll_handle *self = (hll_handle *)(void *)((char *)tied - offsetof(hll_handle, tied));
+static void handle_end(hll_handle *self) {
   if (!self->lock) return;
   int status = hl_lock_close(self->lock, NULL);
   hll_trace_queue(self->trace, status == HL_ELOST ? "lost" : "request");
 }
 
-static void pending_end(hll_tied *tied) {
-  hll_pending *self = (hll_pending *)(void *)((char *)tied - offsetof(hll_pending, tied));
+static void pending_end(hll_pending *self) {
   if (self->pending) hl_pending_cancel(self->pending);
   hll_trace_queue(self->trace, NULL);
 }
@@ -126,9 +123,12 @@ static void request_end(void *data) {
   *at = self->next;
   while (self->first) {
     hll_tied *tied = self->first;
-    void (*end)(hll_tied *) = tied->end;
+    const hll_header *header = (const hll_header *)(void *)tied - 1;
     hll_untie(tied);
-    end(tied);
+    if (header->class == HLL_HANDLE)
+      handle_end((hll_handle *)(void *)tied);
+    else
+      pending_end((hll_pending *)(void *)tied);
   }
   self->next = ended;
   ended = self;
@@ -157,9 +157,9 @@ static int tie(lua_State *L) {
     hll_pending *pending = hll_pending_test(L, 1);
     if (handle) {
       anchor(L, 1, self);
-      hll_tie(&handle->tied, &self->first, handle_end);
+      hll_tie(&handle->tied, &self->first);
     }
-    if (pending) hll_tie(&pending->tied, &self->first, pending_end);
+    if (pending) hll_tie(&pending->tied, &self->first);
   }
   lua_pushboolean(L, self != NULL);
   return 1;
