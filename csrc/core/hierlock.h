@@ -566,7 +566,9 @@ int hl_lock_downgrade(hl_lock *lock, hl_error *error);
 
 /* Gives everything back; once. A second call returns HL_OK and does nothing.
    Without confirm it does not wait for the store's answer and never blocks.
-   HL_ELOST when the lock is known to have been lost before. In a forked child
+   HL_ELOST when the lock is known to have been lost before. Another call on the lock is given up,
+   and the lock is released when that call has ended: with confirm this waits for that, as long as
+   the lock is surely held, and then says HL_ECONNECTION: it is not confirmed. In a forked child
    HL_ERELEASED, and nothing happens to the parent's lock. */
 int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error);
 
@@ -666,8 +668,9 @@ bool hl_manager_blocks(const hl_manager *manager);
 /* Start calls on a lock: hl_lock_extend, hl_lock_upgrade, hl_lock_check, hl_lock_release with
    confirm, and so on. The lock is in use until hl_pending_wait has taken the result (it returns no
    lock then), or until the call was cancelled and has ended. Meanwhile another call on the lock is
-   HL_EMISUSE. Only hl_lock_release and hl_lock_free may be called: they give the started call up,
-   which may cost the lock. HL_OK with *pending NULL: the call is done already, and well. Any other
+   HL_EMISUSE. Only hl_lock_release, hl_lock_start_release and hl_lock_free may be called: they give
+   the started call up, which may cost the lock. hl_lock_start_release does not wait for its end, and
+   is HL_ECONNECTION until then. HL_OK with *pending NULL: the call is done already, and well. Any other
    status: as that call. */
 int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options,
                          hl_pending **pending, hl_error *error);

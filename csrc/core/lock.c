@@ -13,6 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* For another call on the lock, which a confirmed release gives up, until it has ended. */
+#define VACATE_MIN_MS 170
+#define VACATE_MAX_MS 10000
+
 /* ----------------------------------------------------------- who has it */
 
 /* A lease that was revoked may not know it yet: its own thread asks. */
@@ -181,15 +185,48 @@ int hl_lock_export(hl_lock *lock, char **text, hl_error *error) {
 
 /* The lock is occupied: its occupant releases it, and frees it, perhaps, as soon as he
    has ended. False: he has just ended, and the caller does that himself. */
-static bool leave_to_occupant(hl_lock *lock, bool free_it) {
+static bool leave_to_occupant(hl_lock *lock, hl__afterwards afterwards) {
   hl_manager *manager = lock->hold.manager;
   if (!hl__lock_is_occupied(lock)) return false;
   hl__manager_mutex_lock(manager);
   hl__occupant *occupant = atomic_load(&lock->occupant);
-  bool ended = occupant && occupant->abandon(occupant, free_it);
+  bool ended = occupant && occupant->abandon(occupant, afterwards);
   hl__manager_mutex_unlock(manager);
   if (ended) occupant->end(occupant);
   return occupant != NULL;
+}
+
+bool hl__lock_vacate(hl_lock *lock, int64_t ms) {
+  hl_manager *manager = lock->hold.manager;
+  int64_t deadline = hl__now_ms() + ms;
+  if (!hl__lock_is_occupied(lock)) return true;
+  hl__manager_mutex_lock(manager);
+  hl__occupant *occupant = atomic_load(&lock->occupant);
+  bool ended = occupant && occupant->abandon(occupant, HL__AFTERWARDS_NOTHING);
+  while (!ended && atomic_load(&lock->occupant) && hl__left_ms(deadline) > 0)
+    hl__manager_wait(&manager->done, manager, deadline);
+  bool vacant = ended || !atomic_load(&lock->occupant);
+  if (!vacant) (void)occupant->abandon(occupant, HL__AFTERWARDS_RELEASE);
+  hl__manager_mutex_unlock(manager);
+  if (ended) occupant->end(occupant);
+  if (vacant) return true;
+  lock->released = true;
+  hl__agent_forget(&lock->held);
+  return false;
+}
+
+int hl__lock_unconfirmed_error(hl_error *error) {
+  return hl__error(error, HL_ECONNECTION,
+                   "the release is not confirmed: another call on the lock has not ended yet, and "
+                   "the lock is released behind it");
+}
+
+/* The time that a confirmed release has to vacate the lock. A store that hangs must not keep the
+   caller beyond the end of the lock. */
+static int64_t vacate_ms(hl_lock *lock) {
+  int64_t left = hl_lock_remaining(lock);
+  if (left > VACATE_MAX_MS) return VACATE_MAX_MS;
+  return left > VACATE_MIN_MS ? left : VACATE_MIN_MS;
 }
 
 int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
@@ -197,9 +234,10 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
   HL__NEEDS(lock, error);
   if (hl__lock_is_foreign(lock)) return foreign_error(error);
   if (lock->released) return HL_OK;
+  if (confirm && !hl__lock_vacate(lock, vacate_ms(lock))) return hl__lock_unconfirmed_error(error);
   lock->released = true;
   hl__agent_forget(&lock->held);
-  if (leave_to_occupant(lock, false)) return HL_OK;
+  if (leave_to_occupant(lock, HL__AFTERWARDS_RELEASE)) return HL_OK;
   return hl__lock_release(lock, confirm, error);
 }
 
@@ -236,7 +274,7 @@ void hl_lock_free(hl_lock *lock) {
   HL__UNCANCELLED;
   if (!lock) return;
   hl__agent_forget(&lock->held);
-  if (leave_to_occupant(lock, true)) return;
+  if (leave_to_occupant(lock, HL__AFTERWARDS_FREE)) return;
   /* A connection of the parent's is the parent's: see hl__manager_renew. */
   if (lock->lease)
     lease_end(lock);

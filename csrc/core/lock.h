@@ -12,10 +12,16 @@
 /* A call on the lock that was started (hl_lock_start_...). It occupies the lock until its result
    has been taken. Meanwhile the lock's owner says here what he wants done with the lock. */
 typedef struct hl__occupant hl__occupant;
+/* What the occupant does with the lock when its call has ended. */
+typedef enum hl__afterwards {
+  HL__AFTERWARDS_NOTHING, /* the owner waits for that */
+  HL__AFTERWARDS_RELEASE,
+  HL__AFTERWARDS_FREE
+} hl__afterwards;
 struct hl__occupant {
   /* Gives the call up, as the lock's owner wants the lock released, or also freed. True: the
      owner ends the occupation himself, by end. Called with the manager's mutex. */
-  bool (*abandon)(hl__occupant *occupant, bool free_it);
+  bool (*abandon)(hl__occupant *occupant, hl__afterwards afterwards);
   /* Ends the occupation, and does what the owner asked for. No mutex is held. */
   void (*end)(hl__occupant *occupant);
 };
@@ -78,6 +84,12 @@ struct hl__call;
 int hl__lock_run(struct hl__call *call, hl_error *error);
 /* Gives the lock back, as hl_lock_release; a call may occupy the lock. */
 int hl__lock_release(hl_lock *lock, bool confirm, hl_error *error);
+/* Gives up the call that occupies the lock, before a confirmed release, and waits so many
+   milliseconds for its end. False: it has not ended. Then the lock counts as released, and its
+   occupant releases it behind the call. */
+bool hl__lock_vacate(hl_lock *lock, int64_t ms);
+/* HL_ECONNECTION: the lock could not be vacated. */
+int hl__lock_unconfirmed_error(hl_error *error);
 /* Whether hl_lock_free and hl_lock_close release it: not a lease without auto_release. */
 static inline bool hl__lock_releases(const hl_lock *lock) {
   return !lock->lease || lock->lease->releases;

@@ -195,13 +195,17 @@ static void occupation_end(hl_pending *pending, bool commit) {
   lock->hold.busy = false;
   pending->call.lock = NULL;
   atomic_store_explicit(&lock->occupant, NULL, memory_order_release);
+  (void)pthread_cond_broadcast(&manager->done);
   hl__manager_mutex_unlock(manager);
   if (free_it) hl_lock_free(lock);
 }
 
-static bool occupant_abandon(hl__occupant *occupant, bool free_it) HL__REQUIRES(hl__manager_mutex) {
+static bool occupant_abandon(hl__occupant *occupant, hl__afterwards afterwards)
+    HL__REQUIRES(hl__manager_mutex) {
   hl_pending *pending = HL__LIST_ENTRY(occupant, hl_pending, occupant);
-  if (!free_it || hl__lock_releases(pending->call.lock)) pending->release_then = true;
+  bool free_it = afterwards == HL__AFTERWARDS_FREE;
+  if (free_it ? hl__lock_releases(pending->call.lock) : afterwards == HL__AFTERWARDS_RELEASE)
+    pending->release_then = true;
   pending->free_then = pending->free_then || free_it;
   pending->call.lock->hold.kept_until = 0;
   if (!pending->done) {

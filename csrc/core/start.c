@@ -345,6 +345,8 @@ int hl__lock_call(hl_lock *lock, const hl__wish *wish, hl_pending **pending, hl_
   if (pending) *pending = NULL;
   int status = wish_check(lock, wish, &options, error);
   if (status) return status;
+  if (pending && wish->kind == HL__RELEASE && !lock->released && !hl__lock_vacate(lock, 0))
+    return hl__lock_unconfirmed_error(error);
   if (pending && asks_store(lock, wish->kind)) return start(lock, wish, &options, pending, error);
   if (wish->kind == HL__REFRESH) return hl__lease_refresh(lock->lease, wish->ttl, error);
   if (wish->kind == HL__CHECK) return hl__lock_check(lock, error);

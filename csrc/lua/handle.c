@@ -90,8 +90,9 @@ Gives the lock back. The second call returns true and does nothing. Without
   for the answer
 @treturn[1] boolean true
 @return[2] nil
-@return[2] err `lost`: the handle lost the lock while it held it; `released`: the lock belongs
-  to the parent of this process
+@return[2] err `lost`: the handle lost the lock while it held it; `connection`, with `confirm`:
+  the release is not confirmed, as the store did not answer, or as another call on the handle was
+  under way, which the release follows; `released`: the lock belongs to the parent of this process
 */
 static int handle_release(lua_State *L) {
   hll_handle *self = hll_handle_check(L);

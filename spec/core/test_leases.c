@@ -29,6 +29,7 @@ static struct {
   atomic_bool hangs;      /* a refresh is not answered as long as this */
   atomic_int fails;       /* the status of the next refresh; 0: it is done */
   atomic_int left;        /* what a look says */
+  atomic_bool gone;       /* a drop finds no record */
   atomic_int refreshes, drops, converts, opened, stale;
   uint8_t refused[16];     /* the id of a lease that is not dropped */
   atomic_int unanswered;   /* so many grants are recorded, and not answered */
@@ -120,7 +121,7 @@ static int fake_drop(hl_session *self, const hl_lease_terms *terms, bool confirm
   if (memcmp(store.refused, nobody, 16) != 0 && memcmp(terms->id, store.refused, 16) == 0)
     return hl__error(error, HL_ESTORE, "as it was told");
   atomic_fetch_add(&store.drops, 1);
-  return HL_OK;
+  return store.gone ? hl__record_check(&(hl__record){.again = terms->again}, error) : HL_OK;
 }
 
 static int fake_to_lease(hl_session *self, const hl_request *request, hl_grant *grant,
@@ -491,6 +492,89 @@ static void a_release_is_sent_at_once(void **state) {
   assert_int_equal(store.drops, 2);
 }
 
+static void *answer_main(void *unused) {
+  (void)unused;
+  (void)usleep(50000);
+  store.hangs = false;
+  return NULL;
+}
+
+/* A refresh of the lock that the store answers only when it is told to. */
+static hl_pending *refresh_that_hangs(hl_lock *lock) {
+  hl_pending *pending;
+  int before = store.refreshes;
+  store.hangs = true;
+  assert_int_equal(hl_lock_start_refresh(lock, 0, &pending, NULL), HL_OK);
+  WAIT_UNTIL(store.refreshes > before);
+  return pending;
+}
+
+static void a_confirmed_release_asks_behind_a_call_that_was_given_up(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  for (int gone = 0; gone < 2; gone++) {
+    hl_lock *lock = lease(manager, 60000);
+    hl_pending *pending = refresh_that_hangs(lock);
+    pthread_t answers;
+    store.gone = gone;
+    if (gone) hl_pending_free(pending); /* or the release gives it up */
+    assert_int_equal(pthread_create(&answers, NULL, answer_main, NULL), 0);
+    assert_int_equal(hl_lock_release(lock, true, NULL), gone ? HL_ELOST : HL_OK);
+    assert_int_equal(store.drops, gone + 1);
+    (void)pthread_join(answers, NULL);
+    if (!gone) hl_pending_free(pending);
+    hl_lock_free(lock);
+    assert_int_equal(store.drops, gone + 1);
+  }
+  hl_manager_close(manager);
+}
+
+static void a_confirmed_release_asks_behind_a_call_whose_result_waits(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_pending *pending, *releasing;
+  hl_lock *first = lease(manager, 60000), *second = lease(manager, 60000), *none;
+  store.gone = true;
+  assert_int_equal(hl_lock_start_refresh(first, 0, &pending, NULL), HL_OK);
+  WAIT_UNTIL(hl_pending_done(pending));
+  assert_int_equal(hl_lock_release(first, true, NULL), HL_ELOST);
+  hl_pending_free(pending);
+  assert_int_equal(hl_lock_start_refresh(second, 0, &pending, NULL), HL_OK);
+  WAIT_UNTIL(hl_pending_done(pending));
+  assert_int_equal(hl_lock_start_release(second, &releasing, NULL), HL_OK);
+  assert_int_equal(hl_pending_wait(releasing, SOON_MS, &none, &(hl_error){0}), HL_ELOST);
+  assert_int_equal(store.drops, 2);
+  hl_pending_free(releasing);
+  hl_pending_free(pending);
+  hl_lock_free(first);
+  hl_lock_free(second);
+  hl_manager_close(manager);
+}
+
+/* The call that was given up goes on at the store, and the release follows it. */
+static void a_release_that_the_store_has_not_confirmed_says_so(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_error error;
+  for (int started = 0; started < 2; started++) {
+    hl_lock *lock = lease(manager, started ? 60000 : 2000);
+    hl_pending *pending = refresh_that_hangs(lock), *none;
+    int status =
+        started ? hl_lock_start_release(lock, &none, &error) : hl_lock_release(lock, true, &error);
+    assert_int_equal(status, HL_ECONNECTION);
+    assert_non_null(strstr(error.message, "released behind it"));
+    assert_int_equal(hl_lock_look(lock), HL_RELEASED);
+    assert_false(hl_lock_is_held(lock));
+    assert_int_equal(store.drops, started);
+    store.hangs = false;
+    WAIT_UNTIL(store.drops == started + 1);
+    assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK); /* the second one does nothing */
+    hl_pending_free(pending);
+    hl_lock_free(lock);
+  }
+  hl_manager_close(manager);
+}
+
 static void a_release_whose_connection_ends_is_made_again(void **state) {
   (void)state;
   hl_manager *manager = open_only(1000);
@@ -789,6 +873,9 @@ int main(int argc, char **argv) {
       cmocka_unit_test(without_a_ttl_it_is_a_lease_that_is_refreshed),
       cmocka_unit_test(closing_releases_without_a_connection),
       cmocka_unit_test(a_release_is_sent_at_once),
+      cmocka_unit_test(a_confirmed_release_asks_behind_a_call_that_was_given_up),
+      cmocka_unit_test(a_confirmed_release_asks_behind_a_call_whose_result_waits),
+      cmocka_unit_test(a_release_that_the_store_has_not_confirmed_says_so),
       cmocka_unit_test(a_release_whose_connection_ends_is_made_again),
       cmocka_unit_test(the_end_of_a_manager_releases_what_is_to_be_released),
       cmocka_unit_test(a_shorter_time_counts_before_it_is_answered),
