@@ -187,18 +187,19 @@ static void lease_export(thread *self, lane *l) {
 
 static void lease_release(thread *self, lane *l, bool confirm) {
   hl_error error;
-  bool pending = l->pending != NULL;
+  bool asking = l->state == LANE_ASKING, refreshing = asking && l->question == ASK_REFRESH;
   int64_t ending = now_ns();
   each_yields(l);
   int status = hl_lock_release(l->lock, confirm, &error);
-  if (status == HL_ELOST && l->lease && !pending) {
-    lease_told(l, &error, ending, 0);
+  if (status == HL_ELOST && l->lease) {
+    lease_told(l, &error, refreshing ? l->asked_at : ending, refreshing ? l->asked_ttl : 0);
     return;
   }
-  if (status == HL_OK && confirm && l->lease && !pending) each_sure(l, ending);
+  if (status == HL_OK && confirm && l->lease) each_sure(l, ending);
   lease_free(l);
   if (status == HL_ELOST) count(COUNT_LOST);
-  lane_end(l, status == HL_ELOST ? END_LOST : status || pending ? END_LEFT : END_RELEASED, ending);
+  bool left = status || (asking && !confirm); /* it follows the question's end */
+  lane_end(l, status == HL_ELOST ? END_LOST : left ? END_LEFT : END_RELEASED, ending);
   (void)self;
 }
 
@@ -380,7 +381,10 @@ static void over(thread *self, lane *l) {
 void lease_turn(thread *self, lane *l) {
   dice *d = &self->dice;
   bool held = lane_sample(l);
-  if (l->state == LANE_ASKING) return;
+  if (l->state == LANE_ASKING) { /* the question may be given up */
+    if (roll_percent(d, 2)) lease_drop(self, l);
+    return;
+  }
   if (!held && hl_lock_look(l->lock) == HL_LOST) {
     /* The keeper, which refreshes it for us, has heard it. */
     hl_error error;

@@ -334,7 +334,8 @@ static void lane_drop(thread *self, lane *l) {
   }
   hl_error error;
   int status = HL_OK;
-  if (l->state == LANE_ASKING) { /* it may be a lease by now */
+  bool extending = l->state == LANE_EXTENDING; /* giving the extend up may lose the lock */
+  if (l->state == LANE_ASKING) {               /* it may be a lease by now */
     lease_drop(self, l);
     return;
   }
@@ -344,7 +345,7 @@ static void lane_drop(thread *self, lane *l) {
   l->pending = NULL;
   l->lock = NULL;
   if (status == HL_ELOST) count(COUNT_LOST);
-  lane_end(l, status ? END_LOST : how < 8 ? END_RELEASED : END_FREED, ending);
+  lane_end(l, status && !extending ? END_LOST : how < 8 ? END_RELEASED : END_FREED, ending);
 }
 
 static void lane_lost(lane *l) {
