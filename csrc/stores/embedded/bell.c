@@ -155,41 +155,32 @@ static hl__shm_ear *todo_next(hl__shm_bell *bell) {
   return ear;
 }
 
-/* The next `n` ears, in turn. */
-static void some_run(hl__shm_space *space, uint32_t n) {
+/* The next `n` ears, in turn; granted: only those that were. */
+static void some_run(hl__shm_space *space, uint32_t n, bool granted) {
   hl__shm_bell *bell = space->bell;
   for (; n > 0 && !hl__list_empty(&bell->all); n--) {
-    hl__list *first = bell->all.next;
-    hl__list_remove(first);
-    hl__list_add(&bell->all, first);
-    run_ear(space, HL__LIST_ENTRY(first, hl__shm_ear, all));
-  }
-}
-
-/* Those that were granted, all of them if one was missed. */
-static void missed_run(hl__shm_space *space) {
-  hl__shm_bell *bell = space->bell;
-  for (uint32_t n = bell->n; n > 0 && !hl__list_empty(&bell->all); n--) {
     hl__list *first = bell->all.next;
     hl__shm_ear *ear = HL__LIST_ENTRY(first, hl__shm_ear, all);
     const hl__shm_node *node = hl__shm_node_at(space, ear->node);
     hl__list_remove(first);
     hl__list_add(&bell->all, first);
-    if (!node || hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT) run_ear(space, ear);
+    if (!granted || !node || hl__shm_state_of(atomic_load(&node->claim)) != HL__WAIT)
+      run_ear(space, ear);
   }
 }
 
 static void rung_run(hl__shm_space *space) {
+  hl__shm_bell *bell = space->bell;
   hl__shm_slot *slot = slot_of(space);
   uint32_t rung[HL__SHM_RUNG];
   const uint32_t missed = atomic_exchange(&slot->missed, 0);
   for (uint32_t i = 0; i < HL__SHM_RUNG; i++)
     rung[i] = atomic_load(&slot->rung[i]) ? atomic_exchange(&slot->rung[i], 0) : 0;
   for (uint32_t i = 0; i < HL__SHM_RUNG; i++) {
-    hl__shm_ear *ear = rung[i] ? ear_of(space->bell, rung[i]) : NULL;
+    hl__shm_ear *ear = rung[i] ? ear_of(bell, rung[i]) : NULL;
     if (ear) run_ear(space, ear);
   }
-  if (missed) missed_run(space);
+  if (missed) some_run(space, bell->n, true);
 }
 
 /* Looks, if it is time. */
@@ -202,7 +193,7 @@ static void look(hl__shm_space *space, bool gone) {
     return;
   }
   if (gone) {
-    some_run(space, bell->n);
+    some_run(space, bell->n, false);
     return;
   }
   if (!bell->watched || now - bell->looked >= LOOK_NS) {
@@ -211,7 +202,7 @@ static void look(hl__shm_space *space, bool gone) {
   }
   if (now - bell->looked < LOOK_NS) return;
   bell->looked = now;
-  some_run(space, bell->n < LOOK_MOST ? bell->n : LOOK_MOST);
+  some_run(space, bell->n < LOOK_MOST ? bell->n : LOOK_MOST, false);
 }
 
 /* Sleeps until it is called or rung, or until there is something to do. */

@@ -65,6 +65,7 @@ static inline hl__embedded_store *hl__embedded_store_of(const hl__embedded_sessi
 
 /* The bytes of an id as the table has them. */
 bool hl__embedded_id_is(hl__a64 words[2], const uint8_t id[16]);
+void hl__embedded_id_get(uint8_t id[16], hl__a64 words[2]);
 /* Whether a lease that has not ended is one of the filter's, its time up or not. The caller
    compares the stamp afterwards. */
 bool hl__embedded_lease_matches(hl__shm_space *space, uint32_t lease,

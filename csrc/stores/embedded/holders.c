@@ -21,6 +21,11 @@ bool hl__embedded_id_is(hl__a64 words[2], const uint8_t id[16]) {
   return atomic_load(&words[0]) == wanted[0] && atomic_load(&words[1]) == wanted[1];
 }
 
+void hl__embedded_id_get(uint8_t id[16], hl__a64 words[2]) {
+  uint64_t values[2] = {atomic_load(&words[0]), atomic_load(&words[1])};
+  memcpy(id, values, sizeof values);
+}
+
 int64_t hl__embedded_left(hl__shm_space *space, uint64_t word) {
   int64_t now = hl__shm_boot_ms(space), end = hl__shm_end_ms(word);
   if (end <= now) return 0;
@@ -97,10 +102,7 @@ bool hl__embedded_lease_matches(hl__shm_space *space, uint32_t index,
 static void lease_take(hl__shm_space *space, hl__shm_lease *lease, hl_holder *holder) {
   static const char hex[] = "0123456789abcdef";
   uint8_t id[16];
-  for (size_t i = 0; i < 2; i++) {
-    uint64_t word = atomic_load(&lease->id[i]);
-    memcpy(id + 8 * (size_t)i, &word, sizeof word);
-  }
+  hl__embedded_id_get(id, lease->id);
   const uint64_t pid = atomic_load(&lease->pid);
   *holder = (hl_holder){.pid = hl__shm_pid(space, (uint32_t)pid, pid >> 32),
                         .kind = HL_LEASE,

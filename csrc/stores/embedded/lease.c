@@ -40,11 +40,6 @@ static void id_set(hl__a64 words[2], const uint8_t id[16]) {
   atomic_store(&words[1], values[1]);
 }
 
-static void id_get(uint8_t id[16], hl__a64 words[2]) {
-  uint64_t values[2] = {atomic_load(&words[0]), atomic_load(&words[1])};
-  memcpy(id, values, sizeof values);
-}
-
 /* ------------------------------------------------------------------- busy */
 
 /* A lease whose `busy` this thread has. */
@@ -186,16 +181,23 @@ static hl__a64 *holder_of(hl__shm_lease *lease) {
   return atomic_load(&lease->turn) % 2 ? lease->heir : lease->holder;
 }
 
-/* The lease that this holder has, for the caller alone until it leaves. HL_OK, HL_ELOST,
-   HL_TIMEOUT, HL_ECONNECTION. */
-static int enter(hl_session *base, const hl_lease_terms *terms, int64_t deadline, grip *self,
-                 hl_error *error) {
+/* The lease of that id, for the caller alone until it leaves. HL_OK, HL_ELOST, HL_TIMEOUT,
+   HL_ECONNECTION. */
+static int grip_named(hl_session *base, const hl_lease_terms *terms, int64_t deadline, grip *self,
+                      hl_error *error) {
   hl__shm_space *space = space_of(base);
   int status = hl__shm_check(space, false, error);
   if (status) return status;
   status = grip_find(space, terms, deadline, self);
   if (status == HL__ABSENT) return gone_error(error);
-  if (status) return busy_error(error);
+  return status ? busy_error(error) : HL_OK;
+}
+
+/* The same, if this holder has it. */
+static int enter(hl_session *base, const hl_lease_terms *terms, int64_t deadline, grip *self,
+                 hl_error *error) {
+  int status = grip_named(base, terms, deadline, self, error);
+  if (status) return status;
   hl__record record = {HL__RECORD_FITS};
   record.holder = hl__embedded_id_is(holder_of(self->lease), terms->holder);
   status = judge(self->lease, &record, error);
@@ -478,7 +480,7 @@ static int adopt(hl__embedded_session *session, const grip *self, const hl_reque
     return hl__error(error, HL_CANCELLED, "the import was interrupted");
   hl__record record = {HL__RECORD_FITS, .import = true};
   record.secret = hl__embedded_id_is(lease->secret, terms->secret);
-  id_get(found, holder_of(lease));
+  hl__embedded_id_get(found, holder_of(lease));
   record.holder = hl__replaces(terms, found, grant);
   int status = judge(lease, &record, error);
   if (status == HL_OK) status = rows_compare(self, request, error);
@@ -494,13 +496,9 @@ static int adopt(hl__embedded_session *session, const grip *self, const hl_reque
 
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error) {
-  hl__shm_space *space = space_of(base);
   grip it = {0};
-  int status = hl__shm_check(space, false, error);
+  int status = grip_named(base, request->lease, at_least(request->deadline), &it, error);
   if (status) return status;
-  status = grip_find(space, request->lease, at_least(request->deadline), &it);
-  if (status == HL__ABSENT) return gone_error(error);
-  if (status) return busy_error(error);
   status = adopt(hl__embedded_session_of(base), &it, request, grant, error);
   grip_leave(&it);
   return status;

@@ -273,8 +273,7 @@ void hl__shm_claim_end(hl__shm_space *space, uint32_t index, hl__shm_wakes *wake
   const unsigned state = hl__shm_state_of(claim), mode = hl__shm_mode_of(claim);
   const bool linked = state != HL__FREE && state != HL__LOOSE && state != HL__RESERVED;
   const uint32_t at = node->row;
-  hl__shm_row *row = linked ? hl__shm_row_at(space, at) : NULL;
-  if (row && row->key != row_key(hl__shm_key_of(claim))) row = NULL;
+  hl__shm_row *row = linked ? hl__shm_row_of(space, node) : NULL;
   /* Out of its list first: any process may set a node of slot 0 aside once the claim is FREE, and
      write its links. */
   if (row && (state == HL__HELD || state == HL__LEFT))

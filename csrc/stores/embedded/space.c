@@ -59,10 +59,15 @@ HL__UNCHECKED static void space_free(hl__shm_space *space) {
   free(space);
 }
 
-static int open_error(const hl__shm_space *space, hl_error *error) {
-  return hl__error(error, HL_ESTORE,
-                   "another process keeps the lock directory %s for itself: it may be stopped",
-                   space->directory.path);
+static int byte_await(hl__shm_space *space, off_t at, int64_t deadline, hl_error *error) {
+  while (!hl__shm_byte_lock(space, at)) {
+    if (hl__shm_now() > deadline)
+      return hl__error(error, HL_ESTORE,
+                       "another process keeps the lock directory %s for itself: it may be stopped",
+                       space->directory.path);
+    pause_for(500000);
+  }
+  return HL_OK;
 }
 
 static bool is_used(hl__shm_space *space) {
@@ -113,17 +118,16 @@ static int boot_begin(hl__shm_space *space, const uint64_t boot[2], hl_error *er
    needs. */
 static int room_make(hl__shm_space *space, const char *host, int64_t deadline, hl_error *error) {
   const uint32_t last = HL__SHM_SLOTS - 1;
-  while (!hl__shm_byte_lock(space, HL__SHM_LIFE + (off_t)last) ||
-         !hl__shm_byte_lock(space, HL__SHM_MEND + (off_t)last)) {
-    if (hl__shm_now() > deadline) return open_error(space, error);
-    pause_for(500000);
-  }
+  const off_t life = HL__SHM_LIFE + (off_t)last, mend = HL__SHM_MEND + (off_t)last;
+  int status = byte_await(space, life, deadline, error);
+  if (status == HL_OK) status = byte_await(space, mend, deadline, error);
+  if (status) return status;
   space->me = last;
   hl__shm_parts_break(space, last);
   hl__shm_sweep(space, true, deadline);
   space->me = 0;
-  hl__shm_byte_unlock(space, HL__SHM_MEND + (off_t)last);
-  hl__shm_byte_unlock(space, HL__SHM_LIFE + (off_t)last);
+  hl__shm_byte_unlock(space, mend);
+  hl__shm_byte_unlock(space, life);
   return hl__shm_slot_take(space, host, error);
 }
 
@@ -131,13 +135,10 @@ static int room_make(hl__shm_space *space, const char *host, int64_t deadline, h
 static int slot_begin(hl__shm_space *space, const char *host, hl_error *error) {
   uint64_t boot[2];
   space->shift_ms = hl__machine_boot(boot) / 1000000;
-  const int64_t deadline = hl__shm_now() + OPEN_NS;
-  while (!hl__shm_byte_lock(space, HL__SHM_INIT)) {
-    if (hl__shm_now() > deadline) return open_error(space, error);
-    pause_for(500000);
-  }
+  int status = byte_await(space, HL__SHM_INIT, hl__shm_now() + OPEN_NS, error);
+  if (status) return status;
   space->fragile = hl__shm_is_fragile(space);
-  int status = boot_begin(space, boot, error); /* before it has a slot */
+  status = boot_begin(space, boot, error); /* before it has a slot */
   if (status == HL_OK) {
     status = hl__shm_slot_take(space, host, error);
     if (status) status = room_make(space, host, hl__shm_now() + OPEN_NS, error);
