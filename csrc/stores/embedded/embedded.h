@@ -7,7 +7,6 @@
  *   directory.c  the lock directory (directory.h)
  *   flock.c      Symfony's files beside the table (flock.h)
  *   map.c        the file: made, refused, mapped, grown by chunks; whether it is still the file
- *   record.c     records of sessions and leases by their number, and texts in them
  *   slot.c       a process' slot: its life, and which slots are dead
  *   lock.c       the lock of a partition
  *   partition.c  the index of a partition: rows, holders, queues; granting; making it anew
@@ -238,23 +237,6 @@ void hl__shm_cancel(hl__shm_session *session);
    the space is gone (see hl__shm_check), or the table was overwritten. */
 int hl__shm_session_check(hl__shm_session *session, bool at_once, hl_error *error);
 
-/* A token greater than all that were drawn before: a counter of 56 bits above 8 zero bits. Drawn
-   after the last row was granted, and before any is given back. */
-uint64_t hl__shm_token(hl__shm_space *space);
-/* Makes later tokens greater than this one. */
-void hl__shm_token_raise(hl__shm_space *space, uint64_t token);
-
-/* ------------------------------------------------------------- record.c */
-
-/* A record of a session or a lease; NULL: there is none. */
-hl__shm_record *hl__shm_record_at(hl__shm_space *space, uint32_t index);
-/* Texts in the table: cut to what there is room for, and always terminated once read. Other
-   processes may write what this one reads; the reader compares note.turn. */
-void hl__shm_text_set(hl__a64 *words, size_t count, const char *text, size_t size);
-void hl__shm_text_get(char *text, const hl__a64 *words, size_t count);
-/* Milliseconds of CLOCK_BOOTTIME, as all time namespaces of the machine count them. */
-int64_t hl__shm_boot_ms(const hl__shm_space *space);
-
 /* ------------------------------------------------------- leases: leased.c */
 
 /* The life of a lease's record: hl__shm_lease_make sets it aside (HL__MAKES); the caller writes
@@ -263,9 +245,6 @@ int64_t hl__shm_boot_ms(const hl__shm_space *space);
    gives its rows back. Where the process dies before it has published, the mender takes all of it
    away. Whoever brings `end` to 0 by a CAS ends the lease, and calls hl__shm_lease_unmake. */
 
-/* A record by its index; NULL: there is none. A look at `used` and `stamp` says whether it is (still)
-   that of a lease. */
-hl__shm_lease *hl__shm_lease_at(hl__shm_space *space, uint32_t index);
 /* Sets aside a record, all zeros but for its stamp. 0: no space is left. */
 uint32_t hl__shm_lease_make(hl__shm_space *space);
 /* Makes claims of the lease of all rows that the session holds; of several claims of one row, of
@@ -319,6 +298,8 @@ void hl__shm_each_lease(hl__shm_space *space, bool (*fn)(void *context, uint32_t
 /* ----------------------------------------------------------------- map.c */
 
 int64_t hl__shm_now(void); /* ns */
+/* Milliseconds of CLOCK_BOOTTIME, as all time namespaces of the machine count them. */
+int64_t hl__shm_boot_ms(const hl__shm_space *space);
 /* ns of a deadline in ms, which may be HL_FOREVER: when that ms is over. The deadline was made of the
    present ms, of which a part had passed; so no wait is shorter than its time-out. */
 static inline int64_t hl__shm_ns(int64_t ms) {
@@ -335,6 +316,11 @@ bool hl__shm_is_fragile(hl__shm_space *space);
 /* Whether the layout of the file is the wanted one; *agreed: a reference. */
 int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
                   hl_error *error);
+/* A token greater than all that were drawn before: a counter of 56 bits above 8 zero bits. Drawn
+   after the last row was granted, and before any is given back. */
+uint64_t hl__shm_token(hl__shm_space *space);
+/* Makes later tokens greater than this one. */
+void hl__shm_token_raise(hl__shm_space *space, uint64_t token);
 /* HL_ESTORE, saying why there is no space. */
 int hl__shm_full_error(const hl__shm_space *space, hl_error *error);
 /* HL_ECONNECTION, saying why the space is gone. */
@@ -363,6 +349,17 @@ static inline hl__shm_node *hl__shm_node_at(hl__shm_space *space, uint32_t unit)
 static inline hl__shm_row *hl__shm_row_at(hl__shm_space *space, uint32_t unit) {
   return hl__shm_unit(space, unit, 1);
 }
+static inline hl__shm_record *hl__shm_record_at(hl__shm_space *space, uint32_t unit) {
+  return unit % HL__SHM_RECORD_UNITS ? NULL : hl__shm_unit(space, unit, HL__SHM_RECORD_UNITS);
+}
+/* A look at `used` and `stamp` says whether it is (still) that of a lease. */
+static inline hl__shm_lease *hl__shm_lease_at(hl__shm_space *space, uint32_t unit) {
+  return unit % HL__SHM_LEASE_UNITS ? NULL : hl__shm_unit(space, unit, HL__SHM_LEASE_UNITS);
+}
+/* Texts in the table: cut to what there is room for, and always terminated once read. Other
+   processes may write what this one reads; the reader compares note.turn. */
+void hl__shm_text_set(hl__a64 *words, size_t count, const char *text, size_t size);
+void hl__shm_text_get(char *text, const hl__a64 *words, size_t count);
 /* How many chunks there are to look at; the first is number 1. */
 uint32_t hl__shm_chunks(const hl__shm_space *space);
 /* The next chunk of that kind and owner (HL__SHM_ANY: of any, or of none). 0: there is no other. */

@@ -272,7 +272,7 @@ typedef struct hl__shm_note {
 typedef struct hl__shm_record {
   hl__a64 used;  /* of a lease: HL__LEASE ... */
   hl__a64 end;   /* of a lease: hl__shm_end_word; 0: it is over */
-  hl__a64 stamp; /* of a lease: a number that no other has had. Else: the agent's number */
+  hl__a64 stamp; /* of a lease: a number that no other has had */
   hl__a32 agent; /* the record of the session's agent, which may be itself */
   hl__a32 waits; /* of an agent: the node for which it blocks */
   hl__a32 slot;  /* whose process it is; of a lease, whose it was */

@@ -26,9 +26,10 @@
 
 /* Whenever a process opens the directory, tokens go on from Unix seconds * 2^24 at least (56 bits
    in all, enough until the year 2106), fractions included. So they grow even when the directory was
-   removed a moment ago, or a reboot has emptied it, unless more than 2^24 were given each second.
-   */
+   removed a moment ago, or a reboot has emptied it, unless more than 2^24 were given each second. A
+   token has 8 zero bits below its counter, as the other stores'. */
 #define TOKEN_SECOND_BITS 24
+#define TOKEN_LOW_BITS 8
 /* How old the file may seem while it is used: half a day. */
 #define RENEWED_S 43200
 
@@ -36,6 +37,30 @@ int64_t hl__shm_now(void) {
   struct timespec t;
   (void)clock_gettime(CLOCK_MONOTONIC, &t);
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+int64_t hl__shm_boot_ms(const hl__shm_space *space) { return hl__boot_ms() - space->shift_ms; }
+
+/* ---------------------------------------------------------------- tokens */
+
+uint64_t hl__shm_token(hl__shm_space *space) {
+  hl__a64 *tokens = &space->table->header.tokens;
+  return (atomic_fetch_add_explicit(tokens, 1, memory_order_relaxed) + 1) << TOKEN_LOW_BITS;
+}
+
+void hl__shm_token_raise(hl__shm_space *space, uint64_t token) {
+  const uint64_t least = token >> TOKEN_LOW_BITS;
+  uint64_t last = atomic_load(&space->table->header.tokens);
+  while (last < least &&
+         !atomic_compare_exchange_weak(&space->table->header.tokens, &last, least)) {}
+}
+
+static void tokens_begin(hl__shm_space *space) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_REALTIME, &now);
+  hl__shm_token_raise(space, (((uint64_t)now.tv_sec << TOKEN_SECOND_BITS) +
+                              ((uint64_t)now.tv_nsec << TOKEN_SECOND_BITS) / 1000000000u)
+                                 << TOKEN_LOW_BITS);
 }
 
 /* ----------------------------------------------------------------- space */
@@ -229,15 +254,6 @@ int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agr
 
 /* --------------------------------------------------------------- opening */
 
-static void tokens_begin(hl__shm_header *header) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_REALTIME, &now);
-  uint64_t least = ((uint64_t)now.tv_sec << TOKEN_SECOND_BITS) +
-                   ((uint64_t)now.tv_nsec << TOKEN_SECOND_BITS) / 1000000000u;
-  uint64_t last = atomic_load(&header->tokens);
-  while (last < least && !atomic_compare_exchange_weak(&header->tokens, &last, least)) {}
-}
-
 static int file_open(hl__shm_space *space, const hl_layout *layout, struct stat *st,
                      hl_error *error) {
   space->fd = hl__file_open(&space->directory, HL__SHM_FILE, st);
@@ -283,7 +299,7 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
   if (mapping == MAP_FAILED)
     return hl__error_errno(error, HL_ESTORE, "cannot map %s/" HL__SHM_FILE, space->directory.path);
   space->table = mapping;
-  tokens_begin(&space->table->header);
+  tokens_begin(space);
   /* systemd-tmpfiles leaves a directory alone that is locked so, even if its user sleeps for weeks. */
   (void)flock(space->directory.fd, LOCK_SH | LOCK_NB);
   return HL_OK;
@@ -450,6 +466,27 @@ uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_
     (void)atomic_compare_exchange_strong(&table->header.top, &seen, top + 1);
     if (got) return top;
   }
+}
+
+/* ----------------------------------------------------------------- texts */
+
+void hl__shm_text_set(hl__a64 *words, size_t count, const char *text, size_t size) {
+  if (size >= count * sizeof(uint64_t)) size = count * sizeof(uint64_t) - 1;
+  /* To the word with the NUL: what is behind it does not count. */
+  for (size_t i = 0; i <= size / sizeof(uint64_t); i++) {
+    uint64_t word = 0;
+    size_t from = i * sizeof word, n = size - from < sizeof word ? size - from : sizeof word;
+    if (n > 0) memcpy(&word, text + from, n); /* an empty text may be NULL */
+    atomic_store_explicit(&words[i], word, memory_order_relaxed);
+  }
+}
+
+void hl__shm_text_get(char *text, const hl__a64 *words, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    uint64_t word = atomic_load_explicit(&words[i], memory_order_relaxed);
+    memcpy(text + i * sizeof word, &word, sizeof word);
+  }
+  text[count * sizeof(uint64_t) - 1] = '\0';
 }
 
 /* ----------------------------------------------------------------- bytes */

@@ -114,8 +114,6 @@ static uint32_t record_take(hl__shm_space *space) HL__REQUIRES(hl__shm_space_mut
   hl__shm_record *record = hl__shm_record_at(space, index);
   space->free_record = record ? record->next : 0;
   if (!record) return 0;
-  atomic_store(&record->end, 0);
-  atomic_store(&record->stamp, 0);
   atomic_store(&record->agent, index);
   atomic_store(&record->waits, 0);
   atomic_store(&record->first, 0);

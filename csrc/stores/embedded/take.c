@@ -133,23 +133,6 @@ int hl__shm_session_check(hl__shm_session *session, bool at_once, hl_error *erro
   return HL_OK;
 }
 
-/* ---------------------------------------------------------------- tokens */
-
-/* A counter of 56 bits above 8 zero bits, as the other stores'. */
-#define TOKEN_LOW_BITS 8
-
-uint64_t hl__shm_token(hl__shm_space *space) {
-  hl__a64 *tokens = &space->table->header.tokens;
-  return (atomic_fetch_add_explicit(tokens, 1, memory_order_relaxed) + 1) << TOKEN_LOW_BITS;
-}
-
-void hl__shm_token_raise(hl__shm_space *space, uint64_t token) {
-  const uint64_t least = token >> TOKEN_LOW_BITS;
-  uint64_t last = atomic_load(&space->table->header.tokens);
-  while (last < least &&
-         !atomic_compare_exchange_weak(&space->table->header.tokens, &last, least)) {}
-}
-
 /* -------------------------------------------------------------- giving back */
 
 static uint64_t held_of(const hl_row *row) {
