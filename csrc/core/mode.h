@@ -87,15 +87,10 @@ static inline bool hl__is_update_row(const hl_row *row) {
 }
 
 /* Compares two rows by the order in which rows are taken. */
-static inline int hl__row_order(uint8_t level, uint64_t bucket, uint8_t other_level,
-                                uint64_t other_bucket) {
-  if (level != other_level) return hl__level_place(level) < hl__level_place(other_level) ? -1 : 1;
-  if (bucket != other_bucket) return bucket < other_bucket ? -1 : 1;
-  return 0;
-}
-
 static inline int hl__row_compare(const hl_row *a, const hl_row *b) {
-  return hl__row_order(a->level, a->bucket, b->level, b->bucket);
+  if (a->level != b->level) return hl__level_place(a->level) < hl__level_place(b->level) ? -1 : 1;
+  if (a->bucket != b->bucket) return a->bucket < b->bucket ? -1 : 1;
+  return 0;
 }
 
 /* Whether the row is wanted exclusively, and its sharers may have update rows. */

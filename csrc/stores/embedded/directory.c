@@ -59,34 +59,6 @@ static int default_open(hl__file_directory *directory, hl_error *error) {
   return directory->path ? HL_OK : hl__error_memory(error);
 }
 
-/* Splits off the last component of a path without trailing slashes. */
-static char *parent_of(const char *path, const char **last) {
-  const char *slash = strrchr(path, '/');
-  *last = slash ? slash + 1 : path;
-  if (!slash) return strdup(".");
-  return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
-}
-
-/* Makes the directory, whose parent must exist, and sets *resolved. */
-static int named_make(const char *path, char **resolved, hl_error *error) {
-  const char *last;
-  char *parent = parent_of(path, &last);
-  if (!parent) return hl__error_memory(error);
-  char *real = realpath(parent, NULL);
-  free(parent);
-  if (!real)
-    return hl__error_errno(error, HL_ESTORE, "cannot find the parent of the lock directory %s",
-                           path);
-  size_t size = strlen(real) + 1 + strlen(last) + 1;
-  *resolved = malloc(size);
-  if (*resolved) (void)snprintf(*resolved, size, "%s/%s", strcmp(real, "/") ? real : "", last);
-  free(real);
-  if (!*resolved) return hl__error_memory(error);
-  if (mkdir(*resolved, 0700) != 0 && errno != EEXIST)
-    return hl__error_errno(error, HL_ESTORE, "cannot make the lock directory %s", *resolved);
-  return HL_OK;
-}
-
 static int named_open(const char *name, hl__file_directory *directory, hl_error *error) {
   struct stat st;
   int status = HL_OK;
@@ -104,8 +76,14 @@ static int named_open(const char *name, hl__file_directory *directory, hl_error 
   }
   directory->path = realpath(path, NULL);
   if (!directory->path && errno == ENOENT) {
-    status = named_make(path, &directory->path, error);
-    if (status) goto out;
+    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
+      status = hl__error_errno(error, HL_ESTORE,
+                               errno == ENOENT ? "cannot find the parent of the lock directory %s"
+                                               : "cannot make the lock directory %s",
+                               path);
+      goto out;
+    }
+    directory->path = realpath(path, NULL);
   }
   if (directory->path) directory->fd = open(directory->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory->fd < 0 && errno == EACCES && stat(path, &st) == 0)

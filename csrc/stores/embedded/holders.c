@@ -52,21 +52,12 @@ static void note_take(hl_holder *holder, const hl__shm_note *note) {
 
 /* ------------------------------------------------------------------- rows */
 
+static int row_compare(const void *a, const void *b) { return hl__row_compare(a, b); }
+
 /* Finds the row of a claim among rows in locking order; NULL: it is none of them. */
 static const hl_row *row_find(const hl_row *rows, size_t n, uint64_t claim) {
-  uint64_t key = hl__shm_key_of(claim);
-  uint8_t level = (uint8_t)(key >> 32);
-  uint64_t bucket = (uint32_t)key;
-  for (size_t low = 0, high = n; low < high;) {
-    size_t at = low + (high - low) / 2;
-    int order = hl__row_order(rows[at].level, rows[at].bucket, level, bucket);
-    if (order == 0) return &rows[at];
-    if (order < 0)
-      low = at + 1;
-    else
-      high = at;
-  }
-  return NULL;
+  const hl_row row = {.level = (uint8_t)(hl__shm_key_of(claim) >> 32), .bucket = (uint32_t)claim};
+  return bsearch(&row, rows, n, sizeof *rows, row_compare);
 }
 
 static bool conflicts(const hl_lease_filter *filter, uint64_t claim) {
