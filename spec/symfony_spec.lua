@@ -436,6 +436,20 @@ describe("beside Symfony Lock,", function()
           assert(handle:release())
         end)
 
+        it("keeps no file that is removed meanwhile, in a call that blocks", function()
+          assert.is_true(php:call("acquire", "u1/a1/r1", "write", "try"))
+          local peer = support.process(nil, place.options, place.ours)
+          local request = peer:acquire("r1", "acquire", R1, { timeout = LONG })
+          support.wait_until(function()
+            return io.popen(("ls -l /proc/%d/fd"):format(peer.pid)):read("*a"):find(place.files, 1, true)
+          end, "the peer to have the file open")
+          for name in io.popen("ls " .. place.files .. "/*r1*"):lines() do os.remove(name) end
+          php:call("release", "u1/a1/r1")
+          assert.is_true((request:result()))
+          local other = symfony.process(place.php)
+          assert.is_false(other:call("acquire", "u1/a1/r1", "write", "try"))
+        end)
+
         it("want of descriptors takes nothing", function()
           local peer = support.process(nil, nil, place.ours, { "sh", "-c", 'ulimit -n 250 && exec "$0" "$@"',
             os.getenv "HIERLOCK_LUA" or "lua", "spec/support/peer.lua", place.ours, "{}" })
