@@ -1,9 +1,6 @@
 /*
  * leased.c - the claims of leases, and who has what. What a lease means (its id, its secret, who
- * may do what with it) is lease.c's.
- *
- * A lease's nodes and records belong to slot 0, which never dies. A process sets one aside by a CAS
- * that names its slot, so that a mender knows what a dead process was making or unmaking.
+ * may do what with it) is lease.c's. See the invariants 4 and 10 to 12 of format.h.
  *
  * A lease's nodes hang in a chain, for speed. A process that was killed while it freed them leaves
  * a chain that leads astray; then the nodes are found by the lease's stamp, which no other lease
@@ -135,10 +132,19 @@ int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadl
   return HL_OK;
 }
 
-/* Locks the partition of a claim of the lease; *row: its row, or NULL in a damaged file. HL_OK;
-   HL__ABSENT: it is not the lease's; else it was not to be locked. Only HL_OK: the lock is held. */
+/* A claim of a lease whose partition is locked. */
+typedef struct locked {
+  hl__shm_node *node;
+  uint64_t claim;
+  hl__shm_row *row; /* NULL in a damaged file */
+  uint32_t next;    /* in the lease's chain */
+  hl__shm_wakes wakes;
+} locked;
+
+/* HL_OK; HL__ABSENT: it is not the lease's; else it was not to be locked. Only HL_OK: the lock is
+   held. */
 static int claim_lock(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t deadline,
-                      hl__shm_row **row) {
+                      locked *self) {
   hl__shm_node *node = hl__shm_node_at(space, at);
   const uint64_t claim = node ? atomic_load(&node->claim) : 0;
   if (hl__shm_state_of(claim) != HL__HELD) return HL__ABSENT;
@@ -146,33 +152,33 @@ static int claim_lock(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t
   const int status = hl__shm_part_lock(space, part, deadline, NULL);
   if (status) return status;
   /* HELD as before, and only under this lock does it become another. */
-  if (hl__shm_key_of(atomic_load(&node->claim)) == hl__shm_key_of(claim) &&
-      hl__shm_state_of(atomic_load(&node->claim)) == HL__HELD && node->flags & HL__LEASED &&
-      node->own == stamp) {
-    *row = hl__shm_row_of(space, node);
+  self->claim = atomic_load(&node->claim);
+  if (hl__shm_key_of(self->claim) == hl__shm_key_of(claim) &&
+      hl__shm_state_of(self->claim) == HL__HELD && node->flags & HL__LEASED && node->own == stamp) {
+    self->node = node;
+    self->row = hl__shm_row_of(space, node);
+    self->next = atomic_load(&node->chain);
+    self->wakes.n = 0;
     return HL_OK;
   }
   hl__shm_part_unlock(space, part);
   return HL__ABSENT;
 }
 
-static void claim_unlock(hl__shm_space *space, uint64_t claim, hl__shm_wakes *wakes) {
-  hl__shm_part_unlock(space, hl__shm_claim_part(claim));
-  hl__shm_wakes_send(wakes);
+static void claim_unlock(hl__shm_space *space, locked *self) {
+  hl__shm_part_unlock(space, hl__shm_claim_part(self->claim));
+  hl__shm_wakes_send(&self->wakes);
 }
 
-/* Takes a claim away, if it is the lease's; *next: the next one in the lease's chain. As claim_lock. */
+/* Takes a claim away, if it is the lease's. As claim_lock. */
 static int claim_take(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t deadline,
                       uint32_t *next) {
-  hl__shm_wakes wakes = {0};
-  hl__shm_row *row;
-  const hl__shm_node *node = hl__shm_node_at(space, at);
-  const uint64_t claim = node ? atomic_load(&node->claim) : 0;
-  const int status = claim_lock(space, at, stamp, deadline, &row);
+  locked it;
+  const int status = claim_lock(space, at, stamp, deadline, &it);
   if (status) return status;
-  *next = atomic_load(&node->chain); /* ours until it is free */
-  hl__shm_claim_end(space, at, &wakes);
-  claim_unlock(space, claim, &wakes);
+  *next = it.next;
+  hl__shm_claim_end(space, at, &it.wakes);
+  claim_unlock(space, &it);
   return HL_OK;
 }
 
@@ -180,14 +186,12 @@ static int claim_take(hl__shm_space *space, uint32_t at, uint64_t stamp, int64_t
 static void waiters_wake(hl__shm_space *space, hl__shm_lease *lease, uint64_t stamp) {
   uint32_t steps = 0;
   for (uint32_t at = atomic_load(&lease->base.first); at && steps < STEPS_MAX; steps++) {
-    hl__shm_wakes wakes = {0};
-    hl__shm_row *row;
-    hl__shm_node *node = hl__shm_node_at(space, at);
-    if (!node || claim_lock(space, at, stamp, hl__shm_now() + PATIENCE_NS, &row) != HL_OK) return;
-    const uint64_t claim = atomic_load(&node->claim);
-    if (row && hl__shm_node_at(space, row->first)) hl__shm_waiter_wake(space, row->first, &wakes);
-    at = atomic_load(&node->chain);
-    claim_unlock(space, claim, &wakes);
+    locked it;
+    if (claim_lock(space, at, stamp, hl__shm_now() + PATIENCE_NS, &it) != HL_OK) return;
+    if (it.row && hl__shm_node_at(space, it.row->first))
+      hl__shm_waiter_wake(space, it.row->first, &it.wakes);
+    at = it.next;
+    claim_unlock(space, &it);
   }
 }
 
@@ -308,28 +312,24 @@ int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, uint64_t stamp, 
   uint32_t steps = 0;
   for (uint32_t at = lease ? atomic_load(&lease->base.first) : 0; at && steps < STEPS_MAX;
        steps++) {
-    hl__shm_node *node = hl__shm_node_at(space, at);
+    const hl__shm_node *node = hl__shm_node_at(space, at);
     if (!node) break;
-    const uint64_t claim = atomic_load(&node->claim);
     const uint32_t next = atomic_load(&node->chain);
-    hl__shm_wakes wakes = {0};
-    hl__shm_row *entry;
-    if (hl__shm_key_of(claim) != key) {
+    locked it;
+    if (hl__shm_key_of(atomic_load(&node->claim)) != key) {
       at = next;
       continue;
     }
-    if (claim_lock(space, at, stamp, deadline, &entry) != HL_OK) break;
-    if (!entry) {
-      claim_unlock(space, claim, &wakes);
-      return hl__error(error, HL_ESTORE, "the table of locks is damaged");
+    if (claim_lock(space, at, stamp, deadline, &it) != HL_OK) break;
+    if (it.row) {
+      const unsigned before = hl__shm_mode_of(it.claim);
+      it.row->count[row->mode & 7u]++;
+      atomic_store(&it.node->claim, hl__shm_claim(key, row->mode, HL__HELD));
+      if (it.row->count[before]) it.row->count[before]--;
+      hl__shm_grant(space, it.row, &it.wakes);
     }
-    const unsigned before = hl__shm_mode_of(atomic_load(&node->claim));
-    entry->count[row->mode & 7u]++;
-    atomic_store(&node->claim, hl__shm_claim(key, row->mode, HL__HELD));
-    if (entry->count[before]) entry->count[before]--;
-    hl__shm_grant(space, entry, &wakes);
-    claim_unlock(space, claim, &wakes);
-    return HL_OK;
+    claim_unlock(space, &it);
+    return it.row ? HL_OK : hl__error(error, HL_ESTORE, "the table of locks is damaged");
   }
   if (hl__shm_now() > deadline)
     return hl__error(error, HL_TIMEOUT, "another process keeps the table of locks for itself");

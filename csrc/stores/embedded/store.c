@@ -2,9 +2,6 @@
  * store.c - the embedded store: locks between the processes and threads of one machine, without a
  * server. Here are the store and its hl_store_ops; see embedded_store.h.
  *
- * A lease is taken as a session's rows are. Then the lease gets claims of its own beside them, and
- * the session gives its rows back.
- *
  * Nothing is ever outstanding: each call ends its work before it returns.
  */
 #include "embedded_store.h"
