@@ -776,10 +776,13 @@ static void a_lease_that_ends_during_its_import_is_lost(void **state) {
     const uint64_t stamp = atomic_load(&record->base.stamp);
     pid_t pid = stopped_before(do_adopt);
     while (atomic_load(&record->busy) == 0) assert_true(step(pid));
-    for (unsigned i = 0; i < behind; i++) assert_true(step(pid));
-    done = atomic_load(&record->busy) == 0;
+    /* It may end sooner than the last one: reading a clock takes more instructions where the kernel
+       sets that clock meanwhile. */
+    bool ended = false;
+    for (unsigned i = 0; i < behind && !ended; i++) ended = !step(pid);
+    done = ended || atomic_load(&record->busy) == 0;
     assert_true(hl__shm_lease_end(space, (uint32_t)subject.place, stamp, 0));
-    go_on(pid);
+    if (!ended) go_on(pid);
     const long told = ptrace(PTRACE_PEEKDATA, pid, &outcome, NULL);
     assert_true(told == HL_OK || told == HL_ELOST);
     lost += told == HL_ELOST;
