@@ -11,8 +11,8 @@ local function with(...)
   return list
 end
 
-local HOST = with("core:test_embedded", "core:test_embedded_directory", "core:test_embedded_leases", "embedded",
-  "stores on embedded", "update on embedded", "leases on embedded", "fork", "sqlite", "leases on sqlite", "symfony")
+local HOST = with("core:test_embedded", "core:test_embedded_others", "core:test_embedded_file", "core:test_embedded_directory",
+  "core:test_embedded_leases", "embedded", "stores on embedded", "update on embedded", "leases on embedded", "fork", "sqlite", "leases on sqlite", "symfony")
 
 local function area(name, files, list) return { name = name, files = files, checks = list } end
 
