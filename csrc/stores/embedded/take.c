@@ -282,7 +282,7 @@ static int granted_await(const hl__shm_taking *self, uint32_t index, uint64_t ke
   hl__shm_node *node = hl__shm_node_at(space, index);
   int64_t circles = 0;
   for (;;) {
-    int64_t until;
+    int64_t until = self->deadline;
     const int64_t now = hl__shm_now();
     int status = HL_OK;
     if (self->request->blocks && self->request->agent && now >= circles) {

@@ -108,8 +108,8 @@ static int tables_read(hl__pg_session *session, int *tables, bool *may_use, bool
 
 int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
   static const char hint[] = "hierlock provision --leases makes them";
-  int tables, status;
-  bool may_use, may_create;
+  int tables = 0, status;
+  bool may_use = false, may_create = false;
   if (session->ready) return HL_OK;
   session->outdated = session->blind && make;
   if (session->blind) return make ? schema_denied(error) : HL__ABSENT;
