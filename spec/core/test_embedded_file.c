@@ -439,6 +439,40 @@ static void what_a_failed_read_says_is_not_of_the_file(void **state) {
   assert_int_equal(reads_fail[1], 0);
 }
 
+/* What is done while a thread looks where the directory's name leads, once. */
+static void (*while_it_looks)(void);
+
+int stat(const char *path, struct stat *st) {
+  int (*real)(const char *, struct stat *);
+  void (*act)(void) = while_it_looks;
+  while_it_looks = NULL;
+  if (act) act();
+  *(void **)&real = dlsym(RTLD_NEXT, sizeof(off_t) > sizeof(long) ? "stat64" : "stat");
+  return real(path, st);
+}
+
+static int meanwhile;
+
+static void another_checks(void) { meanwhile = hl__shm_check(space, false, &fault); }
+
+/* A thread that is stopped in its look has not seen yet that the directory is gone. */
+static void no_thread_relies_on_a_look_that_is_not_made(void **state) {
+  char away[sizeof directory + 8];
+  (void)state;
+  (void)snprintf(away, sizeof away, "%s.away", directory);
+  assert_int_equal(hl__shm_check(space, true, &fault), HL_OK);
+  assert_int_equal(rename(directory, away), 0);
+  pause_ms(100); /* the last look is too old */
+  meanwhile = HL_OK;
+  while_it_looks = another_checks;
+  assert_int_equal(hl__shm_check(space, false, &fault), HL_ECONNECTION);
+  assert_null(while_it_looks);
+  assert_int_equal(meanwhile, HL_ECONNECTION);
+  assert_int_equal(rename(away, directory), 0);
+  others_begin();
+  others_end();
+}
+
 /* Index words that lead nowhere, or in a circle: calls end, and the partition can be made anew. */
 static void a_damaged_index_is_survived(void **state) {
   (void)state;
@@ -542,6 +576,7 @@ int main(int argc, char **argv) {
       IT(a_process_without_proc_guesses_no_boot),
       IT(others_files_are_refused),
       IT(what_a_failed_read_says_is_not_of_the_file),
+      IT(no_thread_relies_on_a_look_that_is_not_made),
       IT(a_damaged_index_is_survived),
       IT(after_a_reboot_only_leases_are_left),
       cmocka_unit_test(nothing_is_left),

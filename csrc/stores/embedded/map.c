@@ -403,8 +403,9 @@ int hl__shm_check(hl__shm_space *space, bool at_once, hl_error *error) {
                            now - atomic_load_explicit(&space->looked, memory_order_relaxed) >
                                HL__SHM_LOOK_NS,
                        0)) {
-    atomic_store_explicit(&space->looked, now, memory_order_relaxed);
     (void)hl__shm_look(space);
+    /* Not before: other threads rely on a look that has been made. */
+    atomic_store_explicit(&space->looked, now, memory_order_release);
   }
   if (__builtin_expect(atomic_load_explicit(&space->gone, memory_order_relaxed), 0))
     return hl__shm_gone_error(space, error);
