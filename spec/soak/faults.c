@@ -139,6 +139,14 @@ static void longer(int64_t *longest, int64_t time) {
 
 /* A process looks at the directory every 10 ms, by a clock that may be 10 ms late. */
 #define LOOKS (20 * MS)
+/* A handle that is asked looks once in this time. */
+#define HANDLE_LOOKS (1 * MS)
+
+/* How long a loss may be believed. What was overwritten is seen at once. */
+static int64_t believes(const record *r, const fault_window *w) {
+  if (r->proxied) return patience(PROXY_PASSES);
+  return shared->server || atomic_load(&w->before) ? 0 : HANDLE_LOOKS;
+}
 
 bool faults_unseen(const record *r) {
   if (shared->server || !r->granted || r->how != END_LOST || r->lease) return false;
@@ -171,7 +179,7 @@ void faults_check(const record *r) {
     int64_t held = atomic_load(&r->held), before = atomic_load(&w->before);
     if (lost && !r->lease && r->granted && r->granted < (before ? before : lost) && held > lost) {
       longer(&m->believed, held - lost);
-      if (held - lost > (r->proxied ? patience(PROXY_PASSES) : 0)) {
+      if (held - lost > believes(r, w)) {
         violation("%s (%s): lost at %.6f, and believed for %.3f ms more", kinds[w->kind].name,
                   w->what, seconds_at(lost), (double)(held - lost) / 1e6);
         show_record("it", r);
