@@ -109,12 +109,18 @@ bool faults_lose_leases(int64_t from, int64_t to) {
   return false;
 }
 
+/* A process looks at the directory every 10 ms, by a clock that may be 10 ms late. */
+#define LOOKS (20 * MS)
+
+/* Until its next look a process grants in the directory that is gone, with that one's tokens. */
 bool faults_new_tokens(int64_t from, int64_t to) {
   /* Nothing is known of the time before the windows that are remembered. */
   unsigned first = fault_first();
   if (first > 0 && from < atomic_load(&window(first)->began)) return true;
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++)
-    if (atomic_load(&window(i)->new_tokens) && fault_meets(window(i), from, to, 0)) return true;
+    if (atomic_load(&window(i)->new_tokens) &&
+        fault_meets(window(i), from, to, shared->server ? 0 : LOOKS))
+      return true;
   return false;
 }
 
@@ -137,8 +143,6 @@ static void longer(int64_t *longest, int64_t time) {
   if (time > *longest) *longest = time;
 }
 
-/* A process looks at the directory every 10 ms, by a clock that may be 10 ms late. */
-#define LOOKS (20 * MS)
 /* A handle that is asked looks once in this time. */
 #define HANDLE_LOOKS (1 * MS)
 
