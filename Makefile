@@ -263,10 +263,12 @@ install-lua: built
 	@$(foreach store,$(STORES),$(if $(wildcard $(store)),,echo 'hierlock: without the store $(basename $(notdir $(store))): make has not built it, and says why';)):
 
 # The rockspec to be published, which LuaRocks fetches from URL.
+rockspec: export URL := $(URL)
 rockspec:
-	@[[ '$(URL)' == git+*://* ]] || { echo 'hierlock: set URL to the public address of the repository: URL=git+https://…' >&2; exit 2; }
+	@[[ $$URL == git+*://* ]] || { echo 'hierlock: set URL to the public address of the repository: URL=git+https://…' >&2; exit 2; }
 	@mkdir -p build
-	@sed 's|^  url = .*|  url = "$(URL)",\n  tag = "v$(VERSION)",|; /^-- `luarocks make` takes/,/^source/ { /^--/d }' \
+	@url=$$(sed 's/[&|\]/\\&/g' <<<"$$URL") && \
+	sed 's|^  url = .*|  url = "'"$$url"'",\n  tag = "v$(VERSION)",|; /^-- `luarocks make` takes/,/^source/ { /^--/d }' \
 	  rockspec/hierlock-$(VERSION)-1.rockspec >build/hierlock-$(VERSION)-1.rockspec
 	@echo build/hierlock-$(VERSION)-1.rockspec
 

@@ -396,6 +396,9 @@ describe("luarocks make", function()
     local checkout, tree, config = directory .. "/checkout", directory .. "/fetched", directory .. "/fetched.config"
     local _, status = sh("make -s -C %s rockspec", source)
     assert.are_not.equal(0, status)
+    local strange = "git+https://example.org/get?of=a&as=b|c" -- which sed would take for its own
+    local written = must("make -s -C %s rockspec URL='%s'", source, strange):match "[^\n]+"
+    assert.truthy(must("cat %s/%s", source, written):find(('  url = "%s",\n'):format(strange), 1, true))
     must("mkdir %s && tar -c --exclude=./build -C %s . | tar -x -C %s", checkout, source, checkout)
     must("cd %s && git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm a && " ..
          "git tag v$(sed -n 's/#define HL_VERSION \"\\(.*\\)\"/\\1/p' csrc/core/hierlock.h)", checkout)
