@@ -64,11 +64,11 @@ static void call(hl__shm_space *space) {
   hl__shm_bell *bell = space->bell;
   (void)atomic_fetch_add(&bell->word, 1);
   const uint32_t sleeps = atomic_load(&bell->sleeps);
-  if (sleeps == ON_WORD) hl__shm_futex_wake(&bell->word, 1);
+  if (sleeps == ON_WORD) hl__futex_wake(&bell->word, 1);
   if (sleeps != ON_SLOT || atomic_load(&space->gone) != HL__SHM_HERE) return;
   hl__a32 *rung = &slot_of(space)->bell;
   (void)atomic_fetch_add(rung, 1);
-  hl__shm_futex_wake(rung, 1);
+  hl__futex_wake(rung, 1);
 }
 
 /* -------------------------------------------------------------- the ears */
@@ -217,9 +217,9 @@ static void sleep_until_called(hl__shm_space *space, uint32_t called, uint32_t r
   if (on_slot) atomic_store(&slot->asleep, 1);
   if (atomic_load(&bell->word) == called) {
     if (on_slot)
-      hl__shm_futex_wait(&slot->bell, rung, until);
+      hl__futex_wait(&slot->bell, rung, until);
     else
-      hl__shm_futex_wait(&bell->word, called, until);
+      hl__futex_wait(&bell->word, called, until);
   }
   atomic_store(&bell->sleeps, AWAKE);
   if (on_slot && atomic_load(&space->gone) == HL__SHM_HERE) atomic_store(&slot->asleep, 0);

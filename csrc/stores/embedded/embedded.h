@@ -46,6 +46,7 @@
 #include "format.h"
 #include "heap.h"
 #include "list.h"
+#include "machine.h"
 #include "mutex.h"
 #include "store.h"
 
@@ -406,10 +407,6 @@ void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t s
 
 /* -------------------------------------------------------------- lock.c */
 
-/* Sleeps while *word is `seen`, until it is woken or until `until` (ns). Wakes n that sleep. */
-void hl__shm_futex_wait(hl__a32 *word, uint32_t seen, int64_t until);
-void hl__shm_futex_wake(hl__a32 *word, int n);
-
 /* Takes a partition's lock after a first try has failed. HL_OK; HL_TIMEOUT: *error says which process
    is inside, and for how long; HL_CANCELLED: *cancelled (NULL: never) has become true;
    HL_ECONNECTION. */
@@ -432,7 +429,7 @@ static inline int hl__shm_part_lock(hl__shm_space *space, uint32_t part, int64_t
 static inline void hl__shm_part_unlock(hl__shm_space *space, uint32_t part) {
   hl__a32 *lock = &space->table->part[part].lock;
   const uint32_t word = atomic_exchange_explicit(lock, 0, memory_order_release);
-  if (__builtin_expect((word & HL__SHM_CONTENDED) != 0, 0)) hl__shm_futex_wake(lock, 1);
+  if (__builtin_expect((word & HL__SHM_CONTENDED) != 0, 0)) hl__futex_wake(lock, 1);
 }
 
 /* --------------------------------------------------------- partition.c */

@@ -4,11 +4,7 @@
  */
 #include "embedded.h"
 
-#include <linux/futex.h>
 #include <stdio.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 /* How often the lock is tried before a thread sleeps; about 2 us. */
 #define SPINS 64
@@ -16,18 +12,6 @@
    often. */
 #define SUSPECT_NS 1000000
 #define PATIENT_NS 20000000
-
-void hl__shm_futex_wait(hl__a32 *word, uint32_t seen, int64_t until) {
-  if (until < 0) until = 0;
-  struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
-                       .tv_nsec = (long)(until % 1000000000)};
-  (void)syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, until == INT64_MAX ? NULL : &t, NULL,
-                FUTEX_BITSET_MATCH_ANY);
-}
-
-void hl__shm_futex_wake(hl__a32 *word, int n) {
-  (void)syscall(SYS_futex, word, FUTEX_WAKE, n, NULL, NULL, 0);
-}
 
 /* HL_TIMEOUT. The core says what was not granted, with error->reason. */
 static int inside_error(hl__shm_space *space, uint32_t slot, int64_t ns, hl_error *error) {
@@ -90,7 +74,7 @@ int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline,
       whose = 0;
     }
     int64_t until = now + (now - since > PATIENT_NS ? HL__SHM_POLL_NS : SUSPECT_NS);
-    hl__shm_futex_wait(lock, word, until < deadline ? until : deadline + 1);
+    hl__futex_wait(lock, word, until < deadline ? until : deadline + 1);
     if (now - since > SUSPECT_NS && hl__shm_look(space)) return hl__shm_gone_error(space, error);
   }
 }

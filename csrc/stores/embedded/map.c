@@ -12,7 +12,6 @@
  */
 #include "embedded.h"
 #include "layout.h"
-#include "machine.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -25,7 +25,7 @@ void hl__shm_parts_break(hl__shm_space *space, uint32_t dead) {
         continue;
       hl__shm_rebuild(space, p);
       atomic_store(lock, 0);
-      hl__shm_futex_wake(lock, INT_MAX);
+      hl__futex_wake(lock, INT_MAX);
       break;
     }
   }

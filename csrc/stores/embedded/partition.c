@@ -163,7 +163,7 @@ void hl__shm_queue_link(hl__shm_space *space, hl__shm_row *row, uint32_t index) 
 /* -------------------------------------------------------------- granting */
 
 void hl__shm_wakes_send(hl__shm_wakes *wakes) {
-  for (uint32_t i = 0; i < wakes->n; i++) hl__shm_futex_wake(wakes->word[i], 1);
+  for (uint32_t i = 0; i < wakes->n; i++) hl__futex_wake(wakes->word[i], 1);
   wakes->n = 0;
 }
 

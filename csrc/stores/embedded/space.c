@@ -3,7 +3,6 @@
  * stores of the process share it: one mapping, one slot, one thread that watches.
  */
 #include "embedded.h"
-#include "machine.h"
 
 #include <stdlib.h>
 #include <string.h>

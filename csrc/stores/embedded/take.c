@@ -291,7 +291,7 @@ static int granted_await(const hl__shm_taking *self, uint32_t index, uint64_t ke
     }
     if (status == HL_OK) status = granted_look(self, index, key, self->deadline, &until, error);
     if (status != HL__UNFREE) return status;
-    hl__shm_futex_wait(&node->wake, 0, until);
+    hl__futex_wait(&node->wake, 0, until);
     if (!is_waiting(node)) return HL_OK;
     if (self->alone && !hl__shm_look(space))
       hl__shm_sweep(space, false, hl__shm_now() + HL__SHM_POLL_NS);
@@ -560,5 +560,5 @@ void hl__shm_cancel(hl__shm_session *session) {
   hl__shm_node *node = hl__shm_node_at(space, atomic_load(&session->waits));
   if (!node) return;
   atomic_store(&node->wake, 1);
-  hl__shm_futex_wake(&node->wake, 1);
+  hl__futex_wake(&node->wake, 1);
 }

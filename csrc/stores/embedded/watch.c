@@ -113,7 +113,7 @@ static void sleepers_wake(hl__shm_space *space, bool all) {
     hl__shm_node *node = hl__shm_node_at(space, atomic_load(&session->waits));
     if (!node || (!all && hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT)) continue;
     atomic_store(&node->wake, 1);
-    hl__shm_futex_wake(&node->wake, 1);
+    hl__futex_wake(&node->wake, 1);
   }
   hl__shm_space_unlock(space);
 }

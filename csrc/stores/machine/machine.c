@@ -6,9 +6,11 @@
 #include "fork.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 /* File systems of which another machine may have a part, on which either its locks or its
@@ -112,4 +114,16 @@ bool hl__is_mount_point(const char *path) {
   hl__fork_allow();
   free(line);
   return found;
+}
+
+void hl__futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t until) {
+  if (until < 0) until = 0;
+  /* SYS_futex reads two longs, also where the C library's time_t is longer. */
+  const long end[] = {(long)(until / 1000000000), (long)(until % 1000000000)};
+  (void)syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, until == INT64_MAX ? NULL : end, NULL,
+                FUTEX_BITSET_MATCH_ANY);
+}
+
+void hl__futex_wake(_Atomic uint32_t *word, int n) {
+  (void)syscall(SYS_futex, word, FUTEX_WAKE, n, NULL, NULL, 0);
 }

@@ -1,7 +1,7 @@
 /*
  * machine.h - facts for the stores of this machine. Which boot is this? Is a file on a file
- * system that another machine may share? Was it mounted by its own name? A store that
- * is a module of its own has its own copy.
+ * system that another machine may share? Was it mounted by its own name? And the
+ * sleep on a word that processes share. A store that is a module of its own has its own copy.
  */
 #ifndef HIERLOCK_MACHINE_H
 #define HIERLOCK_MACHINE_H
@@ -28,5 +28,11 @@ bool hl__is_volatile(unsigned long magic);
    False, too, where there is no /proc. Any thread; not while births are
    forbidden. */
 bool hl__is_mount_point(const char *path);
+
+/* Sleeps while *word is `seen`, in memory that processes may share, until hl__futex_wake or until
+   CLOCK_MONOTONIC shows `until` (ns; INT64_MAX: without end). It may return early. Any thread. */
+void hl__futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t until);
+/* Wakes at most n threads that sleep on the word. Any thread. */
+void hl__futex_wake(_Atomic uint32_t *word, int n);
 
 #endif

@@ -26,18 +26,16 @@
  * HL__SQLITE_BEATS share a word; a ticket is drawn so that its word is free.
  * An earlier version leaves the word at 0, and is not passed.
  */
+#include "machine.h"
 #include "sqlite_store.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SUFFIX "-hierlock"
@@ -232,7 +230,7 @@ hl__sqlite_futex *hl__sqlite_futex_of(const hl__sqlite_session *session, int64_t
 
 static void futex_wake(hl__sqlite_futex *futex) {
   (void)atomic_fetch_add(&futex->events, 1u);
-  (void)syscall(SYS_futex, &futex->events, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+  hl__futex_wake(&futex->events, INT_MAX);
 }
 
 void hl__sqlite_wake(hl__sqlite_futex *futex) {
@@ -242,13 +240,10 @@ void hl__sqlite_wake(hl__sqlite_futex *futex) {
 void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_futex *futex, uint32_t seen,
                       int64_t until) {
   const hl_store_config *config = session->store->config;
-  struct timespec end = {.tv_sec = (time_t)(until / 1000),
-                         .tv_nsec = (long)(until % 1000) * 1000000};
   for (int range = 0; range < HL__SQLITE_RANGES; range++)
     if (session->beats[range]) beat(session, (hl__sqlite_range)range);
   if (config->wait_begin) config->wait_begin();
-  (void)syscall(SYS_futex, &futex->events, FUTEX_WAIT_BITSET, seen, &end, NULL,
-                FUTEX_BITSET_MATCH_ANY);
+  hl__futex_wait(&futex->events, seen, until < INT64_MAX / 1000000 ? until * 1000000 : INT64_MAX);
   if (config->wait_end) config->wait_end();
 }
 
