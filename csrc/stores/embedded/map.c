@@ -399,7 +399,7 @@ int hl__shm_check(hl__shm_space *space, bool at_once, hl_error *error) {
   (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
   int64_t now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
   if (__builtin_expect(at_once || space->fragile ||
-                           now - atomic_load_explicit(&space->looked, memory_order_relaxed) >
+                           now - atomic_load_explicit(&space->looked, memory_order_acquire) >
                                HL__SHM_LOOK_NS,
                        0)) {
     (void)hl__shm_look(space);
