@@ -28,6 +28,8 @@
 #define GRACE_MS 50
 /* Votes are split within so many ms; what takes longer has another reason. */
 #define SPLIT_MS 100
+/* Until a member is looked at again that still works on an earlier try. */
+#define BUSY_MS 5
 /* A call that has failed waits so long for its drops. */
 #define BACK_MS 200
 
@@ -260,10 +262,19 @@ static void try_end(taking *self, unsigned first) HL__REQUIRES(hl__quorum_mutex)
   }
 }
 
+/* Whether the member still works on a try that this call has left, so that it cannot be asked again
+   yet. It has failed if that lasts longer than an answer may. */
+static bool is_busy(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
+  const hl__quorum_part *part = part_of(self, i);
+  return !self->request->try_once && !self->ask[i] && !self->store->members[i].suspect &&
+         (part->making || part->converting) && hl__now_ms() < self->again + HL__QUORUM_ANSWER_MS;
+}
+
 /* The first member that is to be waited for; store->n: none. */
 static unsigned first_open(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++)
-    if (!has(self, i) && !self->failed[i] && !(self->request->try_once && self->refused[i]))
+    if (!has(self, i) && !self->failed[i] && !(self->request->try_once && self->refused[i]) &&
+        !is_busy(self, i))
       return i;
   return self->store->n;
 }
@@ -391,7 +402,9 @@ static int64_t next_poll(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
     int64_t end = self->tried + HL__QUORUM_ANSWER_MS;
     if (now < grace && grace < next) next = grace;
     if (end < next) next = end;
-  } else if (self->waits >= 0 && self->again < next) {
+  } else if (self->waits < 0) {
+    next = now + BUSY_MS;
+  } else if (self->again < next) {
     next = self->again;
   }
   return next > now ? next : now + 1;
