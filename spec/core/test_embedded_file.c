@@ -440,12 +440,11 @@ static void what_a_failed_read_says_is_not_of_the_file(void **state) {
 }
 
 /* What is done while a thread looks where the directory's name leads, once. */
-static void (*while_it_looks)(void);
+static void (*_Atomic while_it_looks)(void);
 
 int stat(const char *path, struct stat *st) {
   int (*real)(const char *, struct stat *);
-  void (*act)(void) = while_it_looks;
-  while_it_looks = NULL;
+  void (*act)(void) = atomic_exchange(&while_it_looks, NULL);
   if (act) act();
   *(void **)&real = dlsym(RTLD_NEXT, sizeof(off_t) > sizeof(long) ? "stat64" : "stat");
   return real(path, st);
