@@ -190,6 +190,22 @@ static void a_lease_is_over_when_its_time_is_up(void **state) {
   end(&f);
 }
 
+/* Its holder may refresh it again, though another lock on the row kept a caller out. */
+static void a_lease_that_is_over_is_left_where_it_is_in_no_way(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl_lease_terms one = terms_of(1, 1);
+  assert_int_equal(lease_mode(f.a, 1, ROWS, HL_SHARED, &one), HL_OK);
+  (void)usleep(5000);
+  assert_int_equal(take_mode(f.b, 2, 1, HL_UPDATE), HL_OK);
+  assert_int_equal(take_mode(f.a, 2, 1, HL_UPDATE), HL_TIMEOUT);
+  assert_int_equal(refresh(f.a, &one, 60000), HL_OK);
+  give(f.b);
+  assert_int_equal(take(f.b, 2, 1), HL_TIMEOUT);
+  assert_int_equal(drop(f.a, &one), HL_OK);
+  end(&f);
+}
+
 static void a_revocation_is_told(void **state) {
   (void)state;
   fixture f = begin();
@@ -852,6 +868,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       TEST(leases_and_sessions_exclude),
       TEST(a_lease_is_over_when_its_time_is_up),
+      TEST(a_lease_that_is_over_is_left_where_it_is_in_no_way),
       TEST(a_revocation_is_told),
       TEST(a_caller_without_the_secret_takes_nothing_over),
       TEST(a_session_lock_becomes_a_lease),

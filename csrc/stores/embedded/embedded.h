@@ -268,9 +268,10 @@ void hl__shm_lease_abandon(hl__shm_space *space, uint32_t lease, int64_t deadlin
 void hl__shm_lease_unmake(hl__shm_space *space, uint32_t lease, int64_t deadline);
 /* Frees the record of a lease that is over and was kept. */
 void hl__shm_lease_forget(hl__shm_space *space, uint32_t lease, uint64_t stamp);
-/* For a waiter: ends a lease on the row of that key whose time is up: 0, and it looks again. Else: when
-   the next one ends (hl__shm_boot_ms; INT64_MAX: there is none). */
-int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline);
+/* For a request in the mode: ends a lease that is in its way on the row of that key and whose time is
+   up: 0, and it looks again. Else: when the next one in its way ends (hl__shm_boot_ms; INT64_MAX:
+   there is none). */
+int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, unsigned mode, int64_t deadline);
 /* Changes the mode of the claim of a row that the lease with that stamp has, in one step. From a
    weaker to a stronger mode only while the caller's session holds the row in that mode. HL_OK;
    HL_ELOST: the lease has no such row, or has ended; HL_TIMEOUT. */

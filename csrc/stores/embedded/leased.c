@@ -354,8 +354,10 @@ typedef struct obstacle {
   uint32_t orphan; /* a node */
 } obstacle;
 
-/* Finds a lease on the row that is over; returns when the next one ends. The partition is locked. */
-static int64_t over_find(hl__shm_space *space, const hl__shm_row *row, obstacle *found) {
+/* Finds a lease on the row that is over and conflicts with the mode; returns when the next such one ends.
+   One that is in no request's way can still be refreshed. The partition is locked. */
+static int64_t over_find(hl__shm_space *space, const hl__shm_row *row, unsigned mode,
+                         obstacle *found) {
   const int64_t now = hl__shm_boot_ms(space);
   int64_t nearest = INT64_MAX;
   uint32_t steps = 0;
@@ -371,7 +373,8 @@ static int64_t over_find(hl__shm_space *space, const hl__shm_row *row, obstacle 
     }
     const uint32_t record = atomic_load(&holder->session);
     const hl__shm_lease *lease = hl__shm_lease_at(space, record);
-    if (!lease) continue;
+    const unsigned other = hl__shm_mode_of(atomic_load(&holder->claim));
+    if (!lease || !(hl__shm_conflicts[mode] >> other & 1)) continue;
     const bool made = !(atomic_load(&lease->base.used) & HL__MAKES);
     const uint64_t end = atomic_load(&lease->base.end); /* after `used` */
     if (made && hl__shm_end_ms(end) <= now) {
@@ -384,7 +387,7 @@ static int64_t over_find(hl__shm_space *space, const hl__shm_row *row, obstacle 
   return nearest;
 }
 
-int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline) {
+int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, unsigned mode, int64_t deadline) {
   const uint32_t part = hl__shm_claim_part(key);
   uint32_t index;
   obstacle found = {0};
@@ -394,7 +397,7 @@ int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, int64_t deadline
   if (deadline > most) deadline = most;
   if (hl__shm_part_lock(space, part, deadline, NULL) != HL_OK) return INT64_MAX;
   const hl__shm_row *row = hl__shm_row_find(space, key, false, &index);
-  const int64_t nearest = row ? over_find(space, row, &found) : INT64_MAX;
+  const int64_t nearest = row ? over_find(space, row, mode, &found) : INT64_MAX;
   if (found.orphan) hl__shm_claim_end(space, found.orphan, &wakes);
   hl__shm_part_unlock(space, part);
   hl__shm_wakes_send(&wakes);

@@ -262,9 +262,10 @@ static int granted_look(const hl__shm_taking *self, uint32_t index, uint64_t key
                         int64_t *until, hl_error *error) {
   hl__shm_session *session = self->session;
   const hl__shm_node *node = hl__shm_node_at(session->space, index);
+  const unsigned mode = hl__shm_mode_of(atomic_load(&node->claim));
   int64_t lease_ms;
   if (!is_waiting(node)) return HL_OK;
-  do lease_ms = hl__shm_leases_look(session->space, key, most);
+  do lease_ms = hl__shm_leases_look(session->space, key, mode, most);
   while (lease_ms == 0 && hl__shm_now() < most && !atomic_load(&session->cancelled));
   if (!is_waiting(node)) return HL_OK;
   if (atomic_load(&session->cancelled))
@@ -453,7 +454,7 @@ static int row_retry(const hl__shm_taking *self, const hl_row *want, hl_error *e
   uint32_t waits;
   hl__shm_sweep_out(space, hl__shm_now() + MEND_NS);
   for (int ended = 0; ended < OVER_MAX; ended++)
-    if (hl__shm_leases_look(space, key, hl__shm_now() + TRY_NS) != 0) break;
+    if (hl__shm_leases_look(space, key, want->mode, hl__shm_now() + TRY_NS) != 0) break;
   int status = row_enter(self, want, &waits, error);
   if (status != HL__UNFREE) return status;
   return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
