@@ -521,6 +521,8 @@ support.on_sqlite(function(store)
           if #files > 0 then table.remove(files):close() end
         end]]):format(fresh()), "ulimit -n 100;")
       assert.matches("cannot open .-: there are too many open files", output)
+      -- A program that could not read it would write leases that end by the wall clock for all others.
+      assert.matches("cannot read the id of this boot in /proc: ", output)
     end)
 
     it("waits for the disk with each grant, unless the DSN says that it need not", function()

@@ -10,6 +10,7 @@
 
 #include "embedded_table.h"
 #include "leftovers.h"
+#include "machine.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -362,6 +363,31 @@ static void a_process_without_proc_guesses_no_boot(void **state) {
   holder_kill(pid);
 }
 
+/* In a child that may open nothing more. */
+static int without_descriptors(void) {
+  struct rlimit limit;
+  uint64_t boot[2];
+  int64_t ahead;
+  if (hl__machine_boot(boot, &ahead) != 0 || hl__boot_id(boot) != 0) return 1;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
+  limit.rlim_cur = 0;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
+  if (hl__machine_boot(boot, &ahead) != -1 || errno != EMFILE) return 3;
+  return hl__boot_id(boot) == -1 ? 0 : 4;
+}
+
+/* A process that took zeroes for the id would write leases that end by the wall clock for all
+   others, and would judge theirs by it. */
+static void want_of_descriptors_makes_no_other_boot(void **state) {
+  (void)state;
+  int status;
+  pid_t pid = fork();
+  if (pid == 0) _exit(without_descriptors());
+  (void)waitpid(pid, &status, 0);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void others_files_are_refused(void **state) {
   (void)state;
   static const struct {
@@ -573,6 +599,7 @@ int main(int argc, char **argv) {
       IT(a_limit_of_file_sizes_is_an_error),
       IT(a_process_without_proc_shares_the_boot),
       IT(a_process_without_proc_guesses_no_boot),
+      IT(want_of_descriptors_makes_no_other_boot),
       IT(others_files_are_refused),
       IT(what_a_failed_read_says_is_not_of_the_file),
       IT(no_thread_relies_on_a_look_that_is_not_made),

@@ -117,6 +117,7 @@ static int header_write(int fd, const hl__shm_space *space, const hl_layout *lay
                         const struct stat *st) {
   hl__shm_header *fresh = calloc(1, sizeof *fresh);
   uint64_t boot[2];
+  int64_t ahead;
   if (!fresh) {
     errno = ENOMEM;
     return -1;
@@ -135,7 +136,7 @@ static int header_write(int fd, const hl__shm_space *space, const hl_layout *lay
   fresh->levels = hl_layout_levels(layout);
   for (unsigned i = 0; i < fresh->levels; i++)
     (void)snprintf(fresh->names[i], sizeof fresh->names[i], "%s", hl_layout_name(layout, i));
-  (void)hl__machine_boot(boot);
+  (void)hl__machine_boot(boot, &ahead); /* zeroes: the first to open the file says it */
   atomic_init(&fresh->boot[0], boot[0]);
   atomic_init(&fresh->boot[1], boot[1]);
   atomic_init(&fresh->top, 1);

@@ -133,7 +133,10 @@ static int room_make(hl__shm_space *space, const char *host, int64_t deadline, h
 /* The lock on INIT makes a process the first. */
 static int slot_begin(hl__shm_space *space, const char *host, hl_error *error) {
   uint64_t boot[2];
-  space->shift_ms = hl__machine_boot(boot) / 1000000;
+  int64_t ahead;
+  if (hl__machine_boot(boot, &ahead) != 0)
+    return hl__error_errno(error, HL_ESTORE, "cannot read the id of this boot in /proc");
+  space->shift_ms = ahead / 1000000;
   int status = byte_await(space, HL__SHM_INIT, hl__shm_now() + OPEN_NS, error);
   if (status) return status;
   space->fragile = hl__shm_is_fragile(space);

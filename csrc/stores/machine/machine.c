@@ -5,6 +5,7 @@
 
 #include "fork.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <stdio.h>
@@ -43,21 +44,27 @@ bool hl__is_volatile(unsigned long magic) {
   return magic == 0x01021994ul || magic == 0x858458F6ul;
 }
 
-/* Reads the beginning of a file of the kernel's; "" if it cannot. */
-static void kernel_says(const char *name, char *text, size_t size) {
+/* Reads the beginning of a file of the kernel's; "" where the kernel has none for this process.
+   0; or -1 and errno: the process has no descriptor or no memory left for it just now. */
+static int kernel_says(const char *name, char *text, size_t size) {
   hl__fork_forbid();
   int fd = open(name, O_RDONLY | O_CLOEXEC);
-  ssize_t n = fd >= 0 ? read(fd, text, size - 1) : 0;
+  ssize_t n = fd >= 0 ? read(fd, text, size - 1) : -1;
+  int saved = n < 0 ? errno : 0;
   if (fd >= 0) (void)close(fd);
   hl__fork_allow();
   text[n > 0 ? n : 0] = '\0';
+  errno = saved;
+  return saved == EMFILE || saved == ENFILE || saved == ENOMEM ? -1 : 0;
 }
 
-int64_t hl__machine_boot(uint64_t boot[2]) {
+int hl__machine_boot(uint64_t boot[2], int64_t *ahead) {
   char text[256];
   uint8_t id[16] = {0};
   unsigned digits = 0;
-  kernel_says("/proc/sys/kernel/random/boot_id", text, sizeof text);
+  *ahead = 0;
+  boot[0] = boot[1] = 0;
+  if (kernel_says("/proc/sys/kernel/random/boot_id", text, sizeof text) != 0) return -1;
   for (const char *from = text; *from && digits < 32; from++) {
     static const char hex[] = "0123456789abcdef";
     const char *digit = strchr(hex, *from);
@@ -67,17 +74,20 @@ int64_t hl__machine_boot(uint64_t boot[2]) {
   }
   memcpy(boot, id, 16);
 
-  kernel_says("/proc/self/timens_offsets", text, sizeof text);
+  if (kernel_says("/proc/self/timens_offsets", text, sizeof text) != 0) return -1;
   const char *line = strstr(text, "boottime");
   if (!line) return 0;
   char *behind;
   int64_t seconds = strtoll(line + strlen("boottime"), &behind, 10);
-  return seconds * 1000000000 + strtoll(behind, NULL, 10);
+  *ahead = seconds * 1000000000 + strtoll(behind, NULL, 10);
+  return 0;
 }
 
-void hl__boot_id(uint64_t boot[2]) {
-  int64_t ahead = hl__machine_boot(boot);
+int hl__boot_id(uint64_t boot[2]) {
+  int64_t ahead;
+  if (hl__machine_boot(boot, &ahead) != 0) return -1;
   boot[1] ^= (uint64_t)ahead;
+  return 0;
 }
 
 /* In /proc/PID/mountinfo a space, a tab, a newline and a backslash of a path are

@@ -9,13 +9,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The id of this boot, as the kernel says it; zeroes where it says none. Returns by how many
+/* The id of this boot, as the kernel says it; zeroes where it says none. *ahead: by how many
    nanoseconds the time namespace of this process shifts CLOCK_BOOTTIME: less that, it is the same
-   for all programs of the machine. Any thread; not while births are forbidden (fork.h). */
-int64_t hl__machine_boot(uint64_t boot[2]);
+   for all programs of the machine. 0; or -1 and errno: the process has no descriptor or no memory
+   left to read them just now. Then nothing is known of the boot, and zeroes must not stand for it:
+   a lease would end by the wall clock. Any thread; not while births are forbidden (fork.h). */
+int hl__machine_boot(uint64_t boot[2], int64_t *ahead);
 /* The same, but in such a namespace the second half is another one: for times that are not
    corrected, and so cannot be compared with those outside. */
-void hl__boot_id(uint64_t boot[2]);
+int hl__boot_id(uint64_t boot[2]);
 
 /* The usual name of a file system that other machines may share, by its number in statfs(2):
    "NFS" ...; NULL: it is a local one, as far as we know. Static. */

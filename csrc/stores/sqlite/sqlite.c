@@ -93,8 +93,10 @@ static int store_open(const hl_store_config *config, hl_store **result, hl_error
   store->base.ops = &hl_store_sqlite;
   store->base.leases = &hl__sqlite_leases;
   store->config = config;
-  hl__boot_id(store->boot);
-  int status = hl__sqlite_params(store, error);
+  int status = HL_OK;
+  if (hl__boot_id(store->boot) != 0)
+    status = hl__error_errno(error, HL_ESTORE, "cannot read the id of this boot in /proc");
+  if (status == HL_OK) status = hl__sqlite_params(store, error);
   if (status == HL_OK) status = session_open(&store->base, 0, &session, error);
   if (status) {
     store_close(&store->base);
