@@ -47,8 +47,9 @@ static bool conflicts(const hl_row *rows, size_t n, int64_t key, hl_mode mode) {
 
 /* Lists for each session the row that it waits for first. The functions are those
    under the views pg_locks and pg_stat_activity, and show the same. The views also join catalogs
-   that are not needed here, which makes a query three times as long. The last statement is for an
-   end of the time just after the last row, as in statement.c. */
+   that are not needed here, which makes a query three times as long. The time may end just after
+   the last row, as in statement.c, or within the statement that lifts the limit. The server says so
+   before its next statement: so one follows. Else it would end the next request of this session. */
 static void holders_sql(const hl_row *rows, size_t n, int ms, char sql[QUERY_MAX]) {
   static const char key[] = "((l.classid::int8<<32)|l.objid::int8)";
   int used =
@@ -67,7 +68,9 @@ static void holders_sql(const hl_row *rows, size_t n, int ms, char sql[QUERY_MAX
     used += snprintf(sql + used, QUERY_MAX - (size_t)used, "%s%s%s'%" PRId64 "'", i ? "" : " AND ",
                      i ? "" : key, i ? "," : " IN (", hl__pg_key(rows[i].level, rows[i].bucket));
   (void)snprintf(sql + used, QUERY_MAX - (size_t)used,
-                 "%s ORDER BY l.pid,l.granted;SET LOCAL statement_timeout=0", n ? ")" : "");
+                 "%s ORDER BY l.pid,l.granted;SET LOCAL statement_timeout=0;"
+                 "SET LOCAL statement_timeout=0",
+                 n ? ")" : "");
 }
 
 static void text_take(char *out, size_t size, const char *text) {
