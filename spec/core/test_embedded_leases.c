@@ -844,6 +844,45 @@ KILLED(refreshes_one, do_refresh, exclusive_before, false)
 KILLED(adopts_one, do_adopt, exclusive_before, false)
 KILLED(converts_one, do_up_and_down, update_before, false)
 
+/* ------------------------------------------------------ many at one time */
+
+#define MAKERS 16
+#define MADE 600
+
+/* MAKERS threads take MADE leases each, beside each other, and keep them. */
+static void *leases_make(void *argument) {
+  const fixture *it = argument;
+  static atomic_uint numbers;
+  const unsigned number = atomic_fetch_add(&numbers, 1);
+  hl_session *session = session_new(it->store);
+  uintptr_t failed = 0;
+  for (uint32_t i = 0; i < MADE && !failed; i++) {
+    hl_lease_terms terms = terms_of((uint8_t)number, 600000);
+    memcpy(terms.id + 1, &i, sizeof i);
+    failed = (uintptr_t)lease(session, (number * MADE + i) * ROWS, ROWS, &terms);
+  }
+  ops->session_close(session);
+  return (void *)failed; /* NOLINT(performance-no-int-to-ptr) */
+}
+
+/* A thread that is slow to take the first record of a new chunk finds that others have taken all of
+   them. That was told as a full disk once. */
+static void many_threads_make_leases(void **state) {
+  (void)state;
+  fixture it = begin();
+  pthread_t thread[MAKERS];
+  for (int i = 0; i < MAKERS; i++)
+    assert_int_equal(pthread_create(&thread[i], NULL, leases_make, &it), 0);
+  for (int i = 0; i < MAKERS; i++) {
+    void *failed;
+    assert_int_equal(pthread_join(thread[i], &failed), 0);
+    assert_null(failed);
+  }
+  assert_int_equal(leases(it.a), MAKERS * MADE);
+  assert_int_equal(end_by(it.a, NULL), MAKERS * MADE);
+  end(&it);
+}
+
 /* ----------------------------------------------------------------- the tests */
 
 static int directory_begins(void **state) {
@@ -891,6 +930,7 @@ int main(int argc, char **argv) {
       TEST(what_imports_a_lease_that_ends_leaves_another_alone),
       TEST(a_lease_that_ends_during_its_import_is_lost),
       TEST(a_node_is_free_once_it_is_in_no_list),
+      TEST(many_threads_make_leases),
       cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -54,9 +54,10 @@ static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_
   const uint32_t units = hl__shm_units(kind);
   hl__a32 *hint = &space->hints[kind == HL__NODES];
   const uint32_t chunks = hl__shm_chunks(space), from = atomic_load(hint);
-  for (uint32_t n = 0; n <= chunks; n++) {
-    uint32_t chunk = chunks ? (from + n) % chunks : 0;
-    if (n == chunks) chunk = hl__shm_chunk_get(space, kind, 0); /* all are full */
+  for (uint32_t n = 0;; n++) {
+    /* Where all are full, a new one; others may have filled that by now, too. */
+    const uint32_t chunk = n < chunks ? (from + n) % chunks : hl__shm_chunk_get(space, kind, 0);
+    if (n >= chunks && chunk == 0) return 0;
     if (atomic_load(&space->table->dir[chunk]) != (uint32_t)kind << 24) continue;
     for (uint32_t i = 0; i < HL__SHM_PER_CHUNK; i += units) {
       const uint32_t at = chunk * HL__SHM_PER_CHUNK + i;
@@ -66,7 +67,6 @@ static uint32_t common_get(hl__shm_space *space, enum hl__shm_kind kind, uint64_
       return at;
     }
   }
-  return 0;
 }
 
 uint32_t hl__shm_lease_make(hl__shm_space *space) {
