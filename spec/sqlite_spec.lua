@@ -727,6 +727,20 @@ support.on_sqlite(function(store)
       assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
     end)
 
+    it("whose time is up stays for an hour, whatever the wall clock says", function()
+      local path = fresh()
+      local manager, db = assert(open(path)), stranger(path)
+      local handle = assert(manager:acquire(R1, { ttl = 0.01 }))
+      support.sleep(0.03)
+      -- A manager takes away what is over when it looks for the first time.
+      db:query(("UPDATE hierlock_leases SET till_unix=%.0f"):format((os.time() - 7200) * 1000))
+      assert.same({}, assert(open(path)):leases())
+      assert(handle:refresh(0.01))
+      db:query "UPDATE hierlock_leases SET till=till-7200000"
+      assert.same({}, assert(open(path)):leases())
+      assert_code("lost", handle:refresh())
+    end)
+
     it("leaves nothing in the file when it has ended, or nobody remembers it", function()
       local path = fresh()
       local manager, db = assert(open(path)), stranger(path)

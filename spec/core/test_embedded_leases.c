@@ -206,6 +206,38 @@ static void a_lease_that_is_over_is_left_where_it_is_in_no_way(void **state) {
   end(&f);
 }
 
+/* Records until the table has grown much: the next one takes away those that were over long ago. */
+static void grow(hl_session *session) {
+  hl__shm_space *space = ((hl__embedded_session *)(void *)session)->table->space;
+  static uint32_t bucket = 100;
+  const uint32_t much = 2 * hl__shm_chunks(space);
+  for (bool grown = false; !grown; bucket++) {
+    grown = hl__shm_chunks(space) > much;
+    hl_lease_terms other = terms_of(0, 60000);
+    memcpy(other.id, &bucket, sizeof bucket);
+    assert_int_equal(lease(session, bucket, 1, &other), HL_OK);
+  }
+}
+
+/* No process sets the machine's clock of its boot. */
+static void a_lease_that_is_over_stays_for_an_hour_whatever_the_wall_clock_says(void **state) {
+  (void)state;
+  fixture f = begin();
+  hl__shm_space *space = ((hl__embedded_session *)(void *)f.a)->table->space;
+  const int64_t hours = 7200000;
+  hl_lease_terms one = terms_of(1, 1);
+  assert_int_equal(lease(f.a, 1, ROWS, &one), HL_OK);
+  atomic_store(&hl__shm_lease_at(space, (uint32_t)one.place)->end_unix,
+               (uint64_t)(hl__unix_ms() - hours));
+  (void)usleep(5000);
+  grow(f.b);
+  assert_int_equal(refresh(f.a, &one, 1), HL_OK);
+  space->shift_ms -= hours;
+  grow(f.b);
+  assert_int_equal(refresh(f.a, &one, 1), HL_ELOST);
+  end(&f);
+}
+
 static void a_revocation_is_told(void **state) {
   (void)state;
   fixture f = begin();
@@ -908,6 +940,7 @@ int main(int argc, char **argv) {
       TEST(leases_and_sessions_exclude),
       TEST(a_lease_is_over_when_its_time_is_up),
       TEST(a_lease_that_is_over_is_left_where_it_is_in_no_way),
+      TEST(a_lease_that_is_over_stays_for_an_hour_whatever_the_wall_clock_says),
       TEST(a_revocation_is_told),
       TEST(a_caller_without_the_secret_takes_nothing_over),
       TEST(a_session_lock_becomes_a_lease),

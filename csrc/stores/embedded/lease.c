@@ -215,6 +215,13 @@ typedef struct sweep {
   unsigned ended;
 } sweep;
 
+/* For how long the lease's time has been up; less than 0: it is not up. The wall clock may be set at
+   any time, so it counts only for a note, which has no other end any more. */
+static int64_t over_for(hl__shm_space *space, hl__shm_lease *lease, uint64_t end) {
+  if (end) return hl__between_ms(hl__shm_end_ms(end), hl__shm_boot_ms(space));
+  return hl__between_ms((int64_t)atomic_load(&lease->end_unix), hl__unix_ms());
+}
+
 static bool sweep_step(void *context, uint32_t index) {
   sweep *self = context;
   hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
@@ -225,11 +232,9 @@ static bool sweep_step(void *context, uint32_t index) {
     hl__shm_lease_forget(self->space, index, stamp);
     return true;
   }
-  uint64_t end = atomic_load(&lease->base.end);
-  int64_t end_unix = (int64_t)atomic_load(&lease->end_unix);
+  const uint64_t end = atomic_load(&lease->base.end);
   grip it = {0};
-  if ((end != 0 && hl__embedded_left(self->space, end) > 0) ||
-      hl__between_ms(end_unix, hl__unix_ms()) < self->over_ms ||
+  if (over_for(self->space, lease, end) < self->over_ms ||
       grip_take(self->space, index, stamp, 0, &it) != HL_OK)
     return true;
   if (end == 0)

@@ -408,8 +408,7 @@ static int number_add(numbers *self, int64_t number) {
 static bool is_old(const hl__sqlite_session *session, sqlite3_stmt *it) {
   hl__sqlite_end_time end;
   hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
-  return hl__sqlite_left(session->store, &end) == 0 &&
-         hl__between_ms(end.till_unix, hl__unix_ms()) >= KEPT_MS;
+  return hl__sqlite_over(session->store, &end) >= KEPT_MS;
 }
 
 static int sweep_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {

@@ -33,14 +33,17 @@ void hl__sqlite_until(const hl__sqlite_store *store, int64_t now, int64_t ttl,
   end->till_unix = hl__deadline(hl__unix_ms(), ttl);
 }
 
-int64_t hl__sqlite_left(const hl__sqlite_store *store, const hl__sqlite_end_time *end) {
+int64_t hl__sqlite_over(const hl__sqlite_store *store, const hl__sqlite_end_time *end) {
   bool same = memcmp(end->boot, store->boot, sizeof end->boot) == 0;
-  int64_t till = same ? end->till : end->till_unix;
-  int64_t now = same ? hl__boot_ms() : hl__unix_ms();
-  if (till <= now) return 0;
+  return same ? hl__between_ms(end->till, hl__boot_ms())
+              : hl__between_ms(end->till_unix, hl__unix_ms());
+}
+
+int64_t hl__sqlite_left(const hl__sqlite_store *store, const hl__sqlite_end_time *end) {
+  int64_t over = hl__sqlite_over(store, end);
+  if (over >= 0) return 0;
   /* Whatever is written there. */
-  int64_t left = hl__between_ms(now, till);
-  return left < HL_TTL_MAX ? left : HL_TTL_MAX;
+  return over > -HL_TTL_MAX ? -over : HL_TTL_MAX;
 }
 
 void hl__sqlite_bind_end(sqlite3_stmt *statement, int first, const hl__sqlite_end_time *end) {

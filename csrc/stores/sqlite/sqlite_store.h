@@ -296,6 +296,8 @@ typedef struct hl__sqlite_end_time {
 } hl__sqlite_end_time;
 void hl__sqlite_until(const hl__sqlite_store *store, int64_t now, int64_t ttl,
                       hl__sqlite_end_time *end);
+/* For how many milliseconds its time has been up; less than 0: it is not up. */
+int64_t hl__sqlite_over(const hl__sqlite_store *store, const hl__sqlite_end_time *end);
 /* Milliseconds until then; 0: it is over. */
 int64_t hl__sqlite_left(const hl__sqlite_store *store, const hl__sqlite_end_time *end);
 void hl__sqlite_bind_end(sqlite3_stmt *statement, int first, const hl__sqlite_end_time *end);
