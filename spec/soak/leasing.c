@@ -204,28 +204,45 @@ static void check_words(const record *r) {
 
 /* ------------------------------------------------------------------- rule 7 */
 
-/* Whether another asked for a node of the lease when its time may have been up. */
-static bool wanted(const record *other, const record *r) {
-  if (other->handle == r->handle || other->kind == CALL_REVOKE || other->called >= r->ended)
-    return false;
-  int state = atomic_load(&other->state);
-  int64_t gone = state == ENDED ? history_gone_at(other) : INT64_MAX;
-  return gone > r->promised - REMAINING_NS && history_in_the_way(other, r);
-}
+/* What is asked of all records about the loss of a lease, of which r tells; and about a part of it. */
+typedef struct question {
+  const record *r, *part;
+} question;
 
-static bool wanted_by_any(const record *r) {
+/* Whether it is so of any record, ended or under way. */
+static bool any(bool (*is)(const record *other, const question *about), const question *about) {
   size_t n;
   record **kept = history_kept(&n);
   for (size_t i = 0; i < n; i++)
-    if (wanted(kept[i], r)) return true;
+    if (is(kept[i], about)) return true;
   for (int w = 0; w < shared->workers; w++)
     for (int t = 0; t < shared->threads; t++)
       for (int i = 0; i < RECORDS; i++) {
         const record *other = &shared->worker[w].records[t][i];
-        if (atomic_load_explicit(&other->state, memory_order_acquire) != FREE && wanted(other, r))
+        if (atomic_load_explicit(&other->state, memory_order_acquire) != FREE && is(other, about))
           return true;
       }
   return false;
+}
+
+/* Whether another asked for a node of that part when the lease's time may have been up. */
+static bool wanted(const record *other, const question *about) {
+  const record *r = about->r;
+  if (other->handle == r->handle || other->kind == CALL_REVOKE || other->called >= r->ended)
+    return false;
+  int state = atomic_load(&other->state);
+  int64_t gone = state == ENDED ? history_gone_at(other) : INT64_MAX;
+  return gone > r->promised - REMAINING_NS && history_in_the_way(other, about->part);
+}
+
+/* Whether the record names nodes of the lease, and another asked for one of them. A session that was extended and then
+   converted has a record for each of its calls, and its lease all their nodes: it is lost as a whole. An extend that
+   was cancelled may have been granted. */
+static bool wanted_part(const record *part, const question *about) {
+  const record *r = about->r;
+  bool is_part = part == r || (part->handle == r->handle && part->kind != CALL_REVOKE &&
+                               (part->parts > 1 || part->how == END_CANCELLED));
+  return is_part && any(wanted, &(question){r, part});
 }
 
 /* The answer may have come when the new time was up: then the library gives it back. */
@@ -233,24 +250,10 @@ static bool answered_late(const record *r) {
   return r->asked_ttl && r->ended - r->lost_at >= r->asked_ttl * MS;
 }
 
-static bool gives_back(const record *other, const record *r) {
-  return other != r && other->handle == r->handle && other->lease &&
+/* Whether another handle that had it has given it back. */
+static bool gives_back(const record *other, const question *about) {
+  return other != about->r && other->handle == about->r->handle && other->lease &&
          (atomic_load(&other->yields) || (other->lost_at && answered_late(other)));
-}
-
-/* Another handle that had it has given it back. */
-static bool given_back(const record *r) {
-  size_t n;
-  record **kept = history_kept(&n);
-  for (size_t i = 0; i < n; i++)
-    if (gives_back(kept[i], r)) return true;
-  for (int w = 0; w < shared->workers; w++)
-    for (int t = 0; t < shared->threads; t++)
-      for (int i = 0; i < RECORDS; i++) {
-        const record *other = &shared->worker[w].records[t][i];
-        if (atomic_load(&other->state) != FREE && gives_back(other, r)) return true;
-      }
-  return false;
 }
 
 /* An earlier holder may have heard of a revocation: then no later one is told who revoked it. */
@@ -283,9 +286,10 @@ static void show_others(const record *r) {
 
 static void check_loss(const record *r) {
   if (answered_late(r)) return;
+  const question about = {r, NULL};
   losses_checked++;
   if (r->revocation || (r->since && revoked_since(r))) return;
-  if (r->cut < r->ended || given_back(r) ||
+  if (r->cut < r->ended || any(gives_back, &about) ||
       faults_lose_leases(r->since ? r->since - GRANTING_NS : r->called, r->ended))
     return;
   /* Another import may have cut short the promise to its exporter. */
@@ -295,9 +299,10 @@ static void check_loss(const record *r) {
               (double)(r->promised - r->ended) / 1e6);
     show_record("it", r);
     show_others(r);
-  } else if (!shared->lingers && !wanted_by_any(r)) {
+  } else if (!shared->lingers && !any(wanted_part, &about)) {
     violation("a lease is lost whose time was up, and nobody wanted any of it since");
     show_record("it", r);
+    show_others(r);
   }
 }
 
