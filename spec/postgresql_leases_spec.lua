@@ -311,6 +311,24 @@ support.on_postgresql(function(store)
     assert.is_true(assert(lease(manager, R1)):release { confirm = true })
   end)
 
+  it("is granted on a session that began before that was mended", function()
+    local dsn = role("ALTER ROLE little SET default_transaction_read_only = on",
+      "GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little",
+      "GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO little")
+    local manager, first = assert(open(nil, dsn)), assert(open(nil, dsn))
+    local held = assert(manager:acquire(R1))
+    assert.is_true(assert(manager:acquire(R2)):release { confirm = true })
+    root "ALTER ROLE little RESET default_transaction_read_only"
+    support.sleep(1.1) -- a younger session is believed
+    root "ALTER ROLE little CONNECTION LIMIT 1"
+    assert_code("timeout", held:to_lease { ttl = LONG }) -- no session can begin, which would know
+    root "ALTER ROLE little CONNECTION LIMIT -1"
+    assert.is_true(held:to_lease { ttl = LONG })
+    assert.is_true(assert(lease(manager, R2)):release { confirm = true })
+    assert.is_true(held:release { confirm = true })
+    assert.is_true(assert(lease(first, R1)):release { confirm = true })
+  end)
+
   it("does not mind another default isolation", function()
     local dsn = role("ALTER ROLE little SET default_transaction_isolation = 'serializable'",
       "GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little",

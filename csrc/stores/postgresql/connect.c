@@ -198,7 +198,7 @@ static int log_in(hl__pg_session *session, const options *o, int64_t deadline, h
 static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
                         hl__pg_session **result, hl_error *error) {
   options o;
-  int64_t patience = hl__now_ms() + store->connect_timeout;
+  int64_t began = hl__now_ms(), patience = began + store->connect_timeout;
   if (patience > deadline) patience = deadline;
   *result = NULL;
   hl__pg_session *session = calloc(1, sizeof *session);
@@ -206,6 +206,7 @@ static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
   session->base.store = &store->base;
   session->store = store;
   session->fd = -1;
+  session->began = began;
   session->patience = patience;
   atomic_init(&session->in_hand, false);
   options_fill(store, host, &o);

@@ -89,6 +89,7 @@ struct hl__pg_session {
   PGconn *connection;
   int fd; /* the connection's, for other threads; see hl__fork_watch */
   uint64_t ticket;
+  int64_t began; /* before it logged in; hl__now_ms */
   hl__wakeup wakeup;
   /* A message from the server is being read, and may say that the lock is lost. */
   atomic_bool in_hand;

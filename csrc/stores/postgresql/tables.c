@@ -16,6 +16,8 @@
 #include <string.h>
 
 #define ANSWER_MS 10000
+/* What a session that is younger than this keeps from its beginning is true now. */
+#define FRESH_MS 1000
 /* Each store sweeps when it begins, then with this pause. */
 #define SWEEP_MS 60000
 
@@ -28,15 +30,28 @@ int64_t hl__pg_answer_by(const hl__pg_session *session) {
   return usual < session->limit ? usual : session->limit;
 }
 
+/* Connects like a session of the pool. */
+static int aside_open(hl__pg_session *session, int64_t deadline, hl__pg_session **result,
+                      hl_error *error) {
+  hl__pg_session *other;
+  *result = NULL;
+  int status = hl__pg_connect(session->store, deadline, &other, error);
+  if (status) return status;
+  other->patience = deadline;
+  status = hl__pg_verify(other, error);
+  if (status)
+    hl__pg_disconnect(other);
+  else
+    *result = other;
+  return status;
+}
+
 int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
   hl__pg_session *other;
   PGresult *result = NULL;
-  int status = hl__pg_connect(session->store, hl__pg_answer_by(session), &other, error);
+  int status = aside_open(session, hl__pg_answer_by(session), &other, error);
   if (status) return status;
-  other->patience = hl__pg_answer_by(session);
-  status = hl__pg_verify(other, error);
-  if (status == HL_OK)
-    status = hl__pg_query(other, "SET statement_timeout=5000", 0, &result, error);
+  status = hl__pg_query(other, "SET statement_timeout=5000", 0, &result, error);
   PQclear(result);
   result = NULL;
   if (status == HL_OK) status = hl__pg_query(other, sql, 0, &result, error);
@@ -55,6 +70,10 @@ enum {
   COLUMNS
 };
 
+/* What the role and the database had set when the session began: its own setting is ours. */
+#define READ_ONLY_SQL                                                                              \
+  "SELECT s.reset_val FROM pg_catalog.pg_settings s WHERE s.name='default_transaction_read_only'"
+
 /* Missing tables are no error here. */
 static const char tables_sql[] =
     "SELECT (to_regclass('public.hier_lock_leases') IS NOT NULL)::int+"
@@ -69,14 +88,35 @@ static const char tables_sql[] =
     "has_sequence_privilege(to_regclass('public.hier_lock_gate'),'UPDATE'),false),"
     "coalesce((SELECT has_schema_privilege(n.oid,'CREATE') FROM pg_catalog.pg_namespace n WHERE "
     "n.nspname='public'),false),"
-    "(SELECT s.reset_val FROM pg_catalog.pg_settings s WHERE "
-    "s.name='default_transaction_read_only')";
+    "(" READ_ONLY_SQL ")";
 
 static bool is_true(const char *value) { return value && *value == 't'; }
 
 static int schema_denied(hl_error *error) {
   return hl__pg_denied(
       hl__error(error, HL_ENOT_PROVISIONED, "leases need GRANT USAGE ON SCHEMA public"), error);
+}
+
+static bool is_on(const char *value) { return value && strcmp(value, "on") == 0; }
+
+/* Asks a new session whether it is read-only by default, as the present one is, which may have begun
+   long ago. It gets half of the time, as a lock that becomes a lease needs the rest. HL_OK;
+   HL_ECONNECTION, or HL_TIMEOUT where the session holds a lock, which stays: no answer. */
+static int read_only_ask(hl__pg_session *session, bool *read_only, hl_error *error) {
+  hl__pg_session *other;
+  PGresult *result = NULL;
+  int64_t now = hl__now_ms(), deadline = now + (hl__pg_answer_by(session) - now) / 2;
+  *read_only = true;
+  if (now - session->began < FRESH_MS) return HL_OK;
+  int status = aside_open(session, deadline, &other, error);
+  if (status == HL_OK) {
+    status = hl__pg_query(other, READ_ONLY_SQL, 1, &result, error);
+    *read_only = is_on(hl__pg_field(result, 0, 0));
+    PQclear(result);
+    hl__pg_disconnect(other);
+  }
+  if (status) status = hl__error_as(error, session->holds ? HL_TIMEOUT : HL_ECONNECTION);
+  return status;
 }
 
 static int tables_read(hl__pg_session *session, int *tables, bool *may_use, bool *may_create,
@@ -92,13 +132,14 @@ static int tables_read(hl__pg_session *session, int *tables, bool *may_use, bool
   }
   if (status && error) *error = said;
   if (status) return status;
+  session->outdated = false;
   const char *count = hl__pg_field(result, 0, TABLES);
-  const char *read_only = hl__pg_field(result, 0, READ_ONLY);
   *tables = count ? *count - '0' : 0;
   *may_use = is_true(hl__pg_field(result, 0, PRIVILEGES));
   *may_create = is_true(hl__pg_field(result, 0, MAY_CREATE));
-  session->outdated = read_only && strcmp(read_only, "on") == 0;
-  if (session->outdated)
+  if (is_on(hl__pg_field(result, 0, READ_ONLY)))
+    status = read_only_ask(session, &session->outdated, error);
+  if (status == HL_OK && session->outdated)
     status = hl__error(error, HL_EUNSAFE_SERVER,
                        "default_transaction_read_only is on for this role or "
                        "database, but leases must be written");
