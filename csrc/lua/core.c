@@ -287,7 +287,7 @@ Says whether a file system is mounted at a path without symbolic links. For hier
 @treturn boolean
 */
 static int is_mount_point(lua_State *L) {
-  lua_pushboolean(L, hl__is_mount_point(luaL_checkstring(L, 1)));
+  lua_pushboolean(L, hl__is_mount_point(luaL_checkstring(L, 1)) > 0);
   return 1;
 }
 

@@ -373,12 +373,14 @@ static int without_descriptors(void) {
   limit.rlim_cur = 0;
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
   if (hl__machine_boot(boot, &ahead) != -1 || errno != EMFILE) return 3;
-  return hl__boot_id(boot) == -1 ? 0 : 4;
+  if (hl__boot_id(boot) != -1) return 4;
+  return hl__is_mount_point("/") == -1 && errno == EMFILE ? 0 : 5;
 }
 
 /* A process that took zeroes for the id would write leases that end by the wall clock for all
-   others, and would judge theirs by it. */
-static void want_of_descriptors_makes_no_other_boot(void **state) {
+   others, and would judge theirs by it. One that took a file for unmounted would lock beside those
+   outside. */
+static void want_of_descriptors_says_nothing_of_the_machine(void **state) {
   (void)state;
   int status;
   pid_t pid = fork();
@@ -448,6 +450,35 @@ ssize_t pread(int fd, void *data, size_t size, off_t at) {
   return real(fd, data, size < read_most ? size : read_most, at);
 }
 
+/* How the locking of a byte fails here, once. */
+static atomic_int lock_fails;
+
+int fcntl(int fd, int command, ...) {
+  int (*real)(int, int, void *);
+  va_list arguments;
+  va_start(arguments, command);
+  void *argument = va_arg(arguments, void *);
+  va_end(arguments);
+  int failure = command == F_OFD_SETLK ? atomic_exchange(&lock_fails, 0) : 0;
+  if (failure) {
+    errno = failure;
+    return -1;
+  }
+  *(void **)&real = dlsym(RTLD_NEXT, sizeof(off_t) > sizeof(long) ? "fcntl64" : "fcntl");
+  return real(fd, command, argument);
+}
+
+static void a_failed_lock_is_not_another_process(void **state) {
+  (void)state;
+  others_begin();
+  atomic_store(&lock_fails, ENOLCK);
+  assert_null(space_open());
+  assert_int_equal(fault.status, HL_ESTORE);
+  assert_non_null(strstr(fault.message, strerror(ENOLCK)));
+  assert_null(strstr(fault.message, "another process"));
+  others_end();
+}
+
 static void what_a_failed_read_says_is_not_of_the_file(void **state) {
   (void)state;
   others_begin();
@@ -465,13 +496,20 @@ static void what_a_failed_read_says_is_not_of_the_file(void **state) {
   assert_int_equal(reads_fail[1], 0);
 }
 
-/* What is done while a thread looks where the directory's name leads, once. */
+/* What is done while a thread looks where the directory's name leads, and how that look fails;
+   once. */
 static void (*_Atomic while_it_looks)(void);
+static atomic_int look_fails;
 
 int stat(const char *path, struct stat *st) {
   int (*real)(const char *, struct stat *);
   void (*act)(void) = atomic_exchange(&while_it_looks, NULL);
   if (act) act();
+  int failure = atomic_exchange(&look_fails, 0);
+  if (failure) {
+    errno = failure;
+    return -1;
+  }
   *(void **)&real = dlsym(RTLD_NEXT, sizeof(off_t) > sizeof(long) ? "stat64" : "stat");
   return real(path, st);
 }
@@ -494,6 +532,27 @@ static void no_thread_relies_on_a_look_that_is_not_made(void **state) {
   assert_null(while_it_looks);
   assert_int_equal(meanwhile, HL_ECONNECTION);
   assert_int_equal(rename(away, directory), 0);
+  others_begin();
+  others_end();
+}
+
+/* A process that has no memory for a look has not seen its directory removed, and keeps its locks. */
+static void what_a_failed_look_says_is_not_of_the_name(void **state) {
+  static const int causes[] = {ENOMEM, EIO};
+  char path[96];
+  (void)state;
+  assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
+  for (size_t i = 0; i < sizeof causes / sizeof *causes; i++) {
+    atomic_store(&look_fails, causes[i]);
+    assert_int_equal(hl__shm_session_check(a, true, &fault), HL_OK);
+    assert_int_equal(atomic_load(&look_fails), 0);
+    assert_int_equal(hl__shm_session_check(a, true, &fault), HL_OK);
+  }
+
+  (void)snprintf(path, sizeof path, "%s/" HL__SHM_FILE, directory);
+  assert_int_equal(unlink(path), 0);
+  atomic_store(&look_fails, EIO);
+  assert_int_equal(hl__shm_session_check(a, true, &fault), HL_ECONNECTION);
   others_begin();
   others_end();
 }
@@ -599,10 +658,12 @@ int main(int argc, char **argv) {
       IT(a_limit_of_file_sizes_is_an_error),
       IT(a_process_without_proc_shares_the_boot),
       IT(a_process_without_proc_guesses_no_boot),
-      IT(want_of_descriptors_makes_no_other_boot),
+      IT(want_of_descriptors_says_nothing_of_the_machine),
       IT(others_files_are_refused),
+      IT(a_failed_lock_is_not_another_process),
       IT(what_a_failed_read_says_is_not_of_the_file),
       IT(no_thread_relies_on_a_look_that_is_not_made),
+      IT(what_a_failed_look_says_is_not_of_the_name),
       IT(a_damaged_index_is_survived),
       IT(after_a_reboot_only_leases_are_left),
       cmocka_unit_test(nothing_is_left),

@@ -228,13 +228,21 @@ static int header_read(const hl__shm_space *space, hl__shm_header *header, off_t
   return HL_OK;
 }
 
-/* A program that opens the directory would come to another file. */
-static bool is_mounted_alone(const hl__shm_space *space) {
+/* Refuses a file to which a program that opens the directory outside would not come. */
+static int mount_check(const hl__shm_space *space, hl_error *error) {
   char *path = hl__file_path(space->directory.path, HL__SHM_FILE);
-  if (!path) return false;
-  bool mounted = hl__is_mount_point(path);
+  if (!path) return hl__error_memory(error);
+  const int mounted = hl__is_mount_point(path);
   free(path);
-  return mounted;
+  if (mounted < 0)
+    return hl__error_errno(error, HL_ESTORE, "cannot look whether %s/" HL__SHM_FILE " is mounted",
+                           space->directory.path);
+  if (mounted)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "%s/" HL__SHM_FILE " is mounted by its own name, and programs outside "
+                     "would come to another directory: mount the directory",
+                     space->directory.path);
+  return HL_OK;
 }
 
 int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
@@ -286,11 +294,8 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
   hl__shm_header header;
   int status = file_open(space, layout, &st, error);
   if (status) return status;
-  if (is_mounted_alone(space))
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "%s/" HL__SHM_FILE " is mounted by its own name, and programs outside "
-                     "would come to another directory: mount the directory",
-                     space->directory.path);
+  status = mount_check(space, error);
+  if (status) return status;
   status = header_read(space, &header, &st.st_size, error);
   if (status) return status;
   status = header_check(space, &header, st.st_size, error);
@@ -359,12 +364,14 @@ bool hl__shm_touchable(hl__shm_space *space) {
          is_whole(&name);
 }
 
-/* Whether the file has a name that only this process cannot follow any more: it has another root
-   directory or other mounts by now, or is another user. The directory stays the process'. */
+/* Whether the file has a name that only this process cannot follow: it has another root directory or
+   other mounts by now, or is another user, or had no memory or no answer from the disk just now. The
+   directory stays the process'. */
 static bool is_out_of_sight(const hl__shm_space *space, int cause) {
   struct stat st;
-  return (cause == EACCES || !hl__file_sees(&space->directory)) && fstat(space->fd, &st) == 0 &&
-         st.st_nlink > 0;
+  return (cause == EACCES || cause == ENOMEM || cause == EIO ||
+          !hl__file_sees(&space->directory)) &&
+         fstat(space->fd, &st) == 0 && st.st_nlink > 0;
 }
 
 bool hl__shm_look(hl__shm_space *space) {

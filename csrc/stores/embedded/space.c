@@ -4,6 +4,7 @@
  */
 #include "embedded.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -60,6 +61,9 @@ HL__UNCHECKED static void space_free(hl__shm_space *space) {
 
 static int byte_await(hl__shm_space *space, off_t at, int64_t deadline, hl_error *error) {
   while (!hl__shm_byte_lock(space, at)) {
+    if (errno != EAGAIN && errno != EACCES)
+      return hl__error_errno(error, HL_ESTORE, "cannot lock %s/" HL__SHM_FILE,
+                             space->directory.path);
     if (hl__shm_now() > deadline)
       return hl__error(error, HL_ESTORE,
                        "another process keeps the lock directory %s for itself: it may be stopped",

@@ -44,8 +44,11 @@ bool hl__is_volatile(unsigned long magic) {
   return magic == 0x01021994ul || magic == 0x858458F6ul;
 }
 
+/* Whether the process has no descriptor or no memory left just now. */
+static bool is_want(int cause) { return cause == EMFILE || cause == ENFILE || cause == ENOMEM; }
+
 /* Reads the beginning of a file of the kernel's; "" where the kernel has none for this process.
-   0; or -1 and errno: the process has no descriptor or no memory left for it just now. */
+   0; or -1 and errno: see is_want. */
 static int kernel_says(const char *name, char *text, size_t size) {
   hl__fork_forbid();
   int fd = open(name, O_RDONLY | O_CLOEXEC);
@@ -55,7 +58,7 @@ static int kernel_says(const char *name, char *text, size_t size) {
   hl__fork_allow();
   text[n > 0 ? n : 0] = '\0';
   errno = saved;
-  return saved == EMFILE || saved == ENFILE || saved == ENOMEM ? -1 : 0;
+  return is_want(saved) ? -1 : 0;
 }
 
 int hl__machine_boot(uint64_t boot[2], int64_t *ahead) {
@@ -107,11 +110,12 @@ static void octal_decode(char *text) {
   *to = '\0';
 }
 
-bool hl__is_mount_point(const char *path) {
+int hl__is_mount_point(const char *path) {
   bool found = false;
   char *line = NULL;
   size_t size = 0;
   hl__fork_forbid();
+  errno = 0;
   FILE *mounts = fopen("/proc/self/mountinfo", "re");
   while (mounts && !found && getline(&line, &size, mounts) > 0) {
     /* Id, parent, device, what of the file system is mounted, where. */
@@ -120,10 +124,12 @@ bool hl__is_mount_point(const char *path) {
     if (field) octal_decode(field);
     found = field && strcmp(field, path) == 0;
   }
+  const int saved = errno;
   if (mounts) (void)fclose(mounts);
   hl__fork_allow();
   free(line);
-  return found;
+  errno = saved;
+  return found ? 1 : is_want(saved) ? -1 : 0;
 }
 
 void hl__futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t until) {

@@ -26,10 +26,9 @@ const char *hl__remote_kind(unsigned long magic);
 /* Whether files of such a file system end with the boot at the latest: tmpfs, ramfs. */
 bool hl__is_volatile(unsigned long magic);
 
-/* Whether something is mounted at this very path, which has no symbolic links.
-   False, too, where there is no /proc. Any thread; not while births are
-   forbidden. */
-bool hl__is_mount_point(const char *path);
+/* Whether something is mounted at this very path, which has no symbolic links: 1 or 0. 0, too, where
+   there is no /proc. -1 and errno: as hl__machine_boot. Any thread; not while births are forbidden. */
+int hl__is_mount_point(const char *path);
 
 /* Sleeps while *word is `seen`, in memory that processes may share, until hl__futex_wake or until
    CLOCK_MONOTONIC shows `until` (ns; INT64_MAX: without end). It may return early. Any thread. */

@@ -15,6 +15,9 @@
 /* Invariant 4: a place where leases might not exclude is refused. */
 static int place_check(const char *path, const struct stat *st, hl_error *error) {
   struct statfs fs;
+  const int mounted = hl__is_mount_point(path);
+  if (mounted < 0)
+    return hl__error_errno(error, HL_ESTORE, "cannot look whether %s is mounted", path);
   if (!S_ISREG(st->st_mode)) return hl__error(error, HL_ESTORE, "%s is not a regular file", path);
   /* SQLite names its log after the name by which it has opened the file. */
   if (st->st_nlink > 1)
@@ -22,7 +25,7 @@ static int place_check(const char *path, const struct stat *st, hl_error *error)
                      "%s has several names (hard links), and programs that use "
                      "another one would not be kept out",
                      path);
-  if (hl__is_mount_point(path))
+  if (mounted)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the file %s is mounted by its own name, and its log would "
                      "not be the log of those outside: mount its directory",
