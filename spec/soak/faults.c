@@ -81,6 +81,10 @@ bool faults_excuse(int64_t from, int64_t to) {
   return false;
 }
 
+/* A process looks at the directory every 10 ms, by a clock that may be 10 ms late; and its thread
+   may lose the processor between that look and its grant. */
+static int64_t looks(void) { return patience(20 * MS); }
+
 /* The files of the embedded store go, and the leases in them. */
 static bool loses_leases(const fault_window *w) {
   if (w->kind == HOSTILE || w->kind == DISK)
@@ -90,7 +94,7 @@ static bool loses_leases(const fault_window *w) {
 
 int64_t faults_cut(int64_t from, int64_t to) {
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++)
-    if (loses_leases(window(i)) && fault_meets(window(i), from, to, 0))
+    if (loses_leases(window(i)) && fault_meets(window(i), from, to, looks()))
       return atomic_load(&window(i)->began);
   return INT64_MAX;
 }
@@ -104,14 +108,10 @@ bool faults_meet(int64_t from, int64_t to) {
 bool faults_lose_leases(int64_t from, int64_t to) {
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++)
     if ((window(i)->kind == HOSTILE || window(i)->kind == DISK) &&
-        fault_meets(window(i), from, to, 0))
+        fault_meets(window(i), from, to, looks()))
       return true;
   return false;
 }
-
-/* A process looks at the directory every 10 ms, by a clock that may be 10 ms late; and its thread
-   may lose the processor between that look and its grant. */
-static int64_t looks(void) { return patience(20 * MS); }
 
 /* Until its next look a process grants in the directory that is gone, with that one's tokens. */
 bool faults_new_tokens(int64_t from, int64_t to) {
@@ -153,11 +153,22 @@ static int64_t believes(const record *r, const fault_window *w) {
   return shared->server || atomic_load(&w->before) ? 0 : HANDLE_LOOKS;
 }
 
+/* The earliest time at which it may have been granted. A thread that was stopped, or has others to ask, asks late
+   whether a pending is done. */
+static int64_t granted_from(const record *r) {
+  int64_t stopped = atomic_load(&shared->worker[r->worker].stopped) - r->stopped;
+  int64_t from = r->kind == CALL_START ? r->asked : r->granted - stopped;
+  return from > r->called ? from : r->called;
+}
+
 bool faults_unseen(const record *r) {
   if (shared->server || !r->granted || r->how != END_LOST || r->lease) return false;
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++) {
     int64_t lost = atomic_load(&window(i)->lost), before = atomic_load(&window(i)->before);
-    if (lost && (before ? before : lost) <= r->granted && r->granted < lost + looks()) return true;
+    /* A handle that has been believed in for longer is of the next directory. */
+    if (lost && (before ? before : lost) <= r->granted && granted_from(r) < lost + looks() &&
+        atomic_load(&r->held) < lost + looks() + HANDLE_LOOKS)
+      return true;
   }
   return false;
 }

@@ -143,6 +143,7 @@ static void show(const char *name, const record *r, int node) {
                 r->proxied ? ", through the proxy" : "");
   (void)fprintf(to, "                called %.6f", seconds_at(r->called));
   if (r->since) (void)fprintf(to, ", a lease since %.6f", seconds_at(r->since));
+  if (r->asked) (void)fprintf(to, ", not done %.6f", seconds_at(r->asked));
   if (r->granted)
     (void)fprintf(to, ", granted %.6f, token %016llx", seconds_at(r->granted),
                   (unsigned long long)r->token);
