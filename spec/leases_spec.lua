@@ -622,6 +622,29 @@ describe("a lease", function()
       assert.equal("x", assert_code("lost", ok, err).revoked_by)
     end)
 
+    it("is gone when its release is confirmed, also after its manager was closed", function()
+      for _, auto in ipairs { true, false } do
+        local one = open()
+        local handle = assert(one:acquire(R1, { ttl = LONG, auto_release = auto }))
+        one:close()
+        assert.is_true(handle:release { confirm = true })
+        assert_free(R1)
+      end
+      if not store.server then return end
+      local between = proxy.open(store)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      peer:call("handles.lease = assert(manager:acquire(..., { ttl = 60 }))", R1)
+      between.close()
+      local ok, code = peer:call [[
+        manager:close()
+        local ok, err = handles.lease:release { confirm = true }
+        return ok, err and err.code
+      ]]
+      assert.is_nil(ok)
+      assert.equal("connection", code)
+      assert_taken(R1)
+    end)
+
     it("survives a process that is killed, and ends by itself", function()
       local peer = support.process(store)
       peer:call("handles.lock = assert(manager:acquire(..., { ttl = 1.5 }))", R1)

@@ -307,6 +307,21 @@ describe("a store", function()
       says(in_time, function() return handle:extend(R1, { timeout = 0.2 }) end)
     end)
 
+    -- manager:close sends the releases of session locks to a server, and does not wait for the answer.
+    it("confirms no release that followed the manager's close, unless the lock is gone", function()
+      local one = open()
+      local handle = assert(one:acquire(R1, { timeout = 5 }))
+      one:close()
+      local ok, err = handle:release { confirm = true }
+      if store.server and not store.leases_only then
+        assert.is_nil(ok)
+        assert.equal("connection", err.code, err.message)
+      else
+        assert.is_true(ok)
+        assert(manager:acquire(R1, { timeout = 0 }))
+      end
+    end)
+
     it("says so when this very process is in the way", function()
       hold { "u1", "a1" }
       local _, err = open():acquire(R1, { timeout = 0.2 })

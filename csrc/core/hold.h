@@ -38,7 +38,7 @@ int hl__hold_lose(hl__hold *hold, const hl_error *reason, hl_error *error);
 /* Asks the store, and waits for its answer. HL_OK, HL_ELOST, HL_ERELEASED. */
 int hl__hold_check(hl__hold *hold, hl_error *error);
 /* Gives all rows back; with confirm, waits for the answer. HL_OK, also if that was done before;
-   HL_ELOST. */
+   HL_ELOST. HL_ECONNECTION: hl_manager_close did that at a server, and did not wait. */
 int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error);
 /* Makes the rows a lease's, which they become in one step; the hold has no rows then. HL_OK;
    HL_ELOST, HL_ERELEASED; after any other status it holds its rows as before. */

@@ -113,6 +113,7 @@ typedef struct operation {
   hl__lease *lease;
   hl_lease_terms terms;
   bool confirm;
+  bool again;       /* an earlier drop may have been carried out */
   int64_t patience; /* ms; 0: the usual */
   int64_t ttl, deadline;
   int64_t sent_ms, left_ms; /* the store's answers */
@@ -149,6 +150,7 @@ static int operation_run(hl_session *session, void *context, hl_error *error) {
 static void operation_begin(hl__lease *lease, operation *self) HL__REQUIRES(hl__manager_mutex) {
   self->lease = lease;
   self->terms = lease->terms;
+  self->terms.again = self->again;
   self->end = lease->end;
   if (!self->patience && !self->confirm) self->patience = DROP_MS;
   if (!self->patience) {
@@ -168,9 +170,10 @@ static int operate(hl__lease *lease, operation *self, hl_error *error)
 }
 
 /* Like operate, but for a closed manager, which has no pool any more. */
-static int operate_alone(hl__lease *lease, operation *self) HL__REQUIRES(hl__manager_mutex) {
+static int operate_alone(hl__lease *lease, operation *self, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
   operation_begin(lease, self);
-  return hl__pool_run_alone(lease->manager, operation_run, self, self->deadline);
+  return hl__pool_run_alone(lease->manager, operation_run, self, self->deadline, error);
 }
 
 /* --------------------------------------------------------------- belief */
@@ -277,16 +280,18 @@ bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) {
   return true;
 }
 
-static int take_back(hl__lease *lease, operation *self) HL__REQUIRES(hl__manager_mutex) {
+static int take_back(hl__lease *lease, operation *self, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
   hl__exit_give_back_begin();
-  int status = lease->manager->closed ? operate_alone(lease, self) : operate(lease, self, NULL);
+  int status =
+      lease->manager->closed ? operate_alone(lease, self, error) : operate(lease, self, error);
   hl__exit_give_back_end();
   return status;
 }
 
 void hl__lease_undo(hl__lease *lease) {
   operation drop = {.kind = DROP};
-  (void)take_back(lease, &drop);
+  (void)take_back(lease, &drop, NULL);
 }
 
 int64_t hl__lease_left(hl__lease *lease) {
@@ -540,10 +545,11 @@ static int batch_run(hl_session *session, void *context, hl_error *error) {
 
 static bool is_done(int status) { return status == HL_OK || status == HL_ELOST; }
 
-/* Removes the first n: they are gone, or given up. */
-static void drops_end(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_mutex) {
+/* Removes the first n: they are gone, as the store says, or given up. */
+static void drops_end(hl_manager *manager, size_t n, bool gone) HL__REQUIRES(hl__manager_mutex) {
   for (; n > 0 && !hl__list_empty(&manager->drops); n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
+    lease->gone = gone;
     hl__list_remove(&lease->node);
     hl__lease_unref(lease);
     manager->drops_gone++;
@@ -556,7 +562,7 @@ static void drops_turn(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_m
   for (; n > 0; n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
     if (hl__boot_ms() >= lease->end) {
-      drops_end(manager, 1);
+      drops_end(manager, 1, false);
       continue;
     }
     hl__list_remove(&lease->node);
@@ -597,7 +603,7 @@ static int rest_run(hl_session *session, void *context, hl_error *error) {
     status = batch_run(session, &some, error);
     hl__manager_mutex_lock(manager);
     alone = alone_next(alone, &some, status);
-    if (some.n == 1 || is_done(status)) drops_end(manager, some.n);
+    if (some.n == 1 || is_done(status)) drops_end(manager, some.n, is_done(status));
   }
   hl__manager_mutex_unlock(manager);
   return status;
@@ -612,8 +618,8 @@ static void drops_give_back(hl_manager *manager, bool once) HL__REQUIRES(hl__man
   size_t alone = 0;
   while (!hl__list_empty(&manager->drops)) {
     if (manager->closed) {
-      (void)hl__pool_run_alone(manager, rest_run, manager, hl__now_ms() + ANSWER_MS);
-      drops_end(manager, SIZE_MAX);
+      (void)hl__pool_run_alone(manager, rest_run, manager, hl__now_ms() + ANSWER_MS, NULL);
+      drops_end(manager, SIZE_MAX, false);
       continue;
     }
     bool last = once || hl__exit_begun();
@@ -623,11 +629,11 @@ static void drops_give_back(hl_manager *manager, bool once) HL__REQUIRES(hl__man
     int status = hl__pool_run(manager, batch_run, &some, some.deadline, NULL);
     alone = alone_next(alone, &some, status);
     if (is_done(status)) {
-      drops_end(manager, some.n);
+      drops_end(manager, some.n, true);
     } else if (last && (status == HL_ECONNECTION || hl__left_ms(end) == 0)) {
-      drops_end(manager, SIZE_MAX);
+      drops_end(manager, SIZE_MAX, false);
     } else if (last) {
-      if (some.n == 1) drops_end(manager, 1);
+      if (some.n == 1) drops_end(manager, 1, false);
     } else if (!manager->closed) {
       drops_turn(manager, some.n);
       if (some.n == 1 && status != HL_TIMEOUT && !hl__list_empty(&manager->drops))
@@ -672,7 +678,7 @@ static bool drop_later(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
 int hl__lease_recall(hl__lease *lease, int64_t deadline) {
   int64_t left = hl__left_ms(deadline);
   operation recall = recall_of(lease, left < DROP_MS ? left : DROP_MS);
-  int status = left > 0 ? take_back(lease, &recall) : HL_TIMEOUT;
+  int status = left > 0 ? take_back(lease, &recall, NULL) : HL_TIMEOUT;
   if (status == HL_OK || status == HL_ELOST) return HL_OK;
   if (lease->manager->closed) return status;
   lease->recalls = true;
@@ -712,6 +718,16 @@ static bool release_send(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   return true;
 }
 
+/* The lease ended when its manager was closed. That waits for the store no longer than a second,
+   and leaves a lease without auto_release to itself. */
+static int release_closed(hl__lease *lease, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  operation drop = {.kind = DROP, .confirm = true, .again = lease->releases};
+  if (lease->gone) return HL_OK;
+  int status = take_back(lease, &drop, error);
+  lease->gone = is_done(status);
+  return status;
+}
+
 int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
   hl_manager *manager = lease->manager;
   operation drop = {.kind = DROP, .confirm = confirm};
@@ -729,6 +745,8 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
     if (later && drop_later(lease) && !confirm) status = HL_OK;
   } else if (lease->state == HL__LEASE_LOST) {
     status = not_held(lease, error);
+  } else if (confirm && manager->closed) {
+    status = release_closed(lease, error);
   }
   hl__manager_mutex_unlock(manager);
   return status;

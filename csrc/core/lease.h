@@ -41,6 +41,7 @@ typedef struct hl__lease {
   bool told HL__GUARDED_BY(hl__manager_mutex); /* that it is over was counted */
   /* In `drops`: its grant was not answered. */
   bool recalls HL__GUARDED_BY(hl__manager_mutex);
+  bool gone HL__GUARDED_BY(hl__manager_mutex);     /* ENDED: the store has said that it is */
   hl_error loss HL__GUARDED_BY(hl__manager_mutex); /* LOST: why */
   hl__task refresh, drop;
   hl__sent sent; /* a release not answered yet */
@@ -97,7 +98,8 @@ int hl__lease_refresh(hl__lease *lease, int64_t ttl, hl_error *error);
    connection: then it is not known. */
 int hl__lease_check(hl__lease *lease, hl_error *error);
 /* Gives the lease back; once. HL_OK; HL_ELOST: there was nothing to give back. Without confirm it
-   does not block. If it cannot send at once, or fails otherwise, a worker goes on. */
+   does not block. If it cannot send at once, or fails otherwise, a worker goes on. With confirm, a
+   lease that ended with its manager asks the store, unless the close has heard that it is gone. */
 int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error);
 /* Leaves the lease to itself: this process has no part in it any more. HL_OK; HL_ELOST,
    HL_ERELEASED: it was not held. */

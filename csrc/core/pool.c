@@ -426,12 +426,12 @@ int hl__pool_run(hl_manager *manager, int (*run)(hl_session *, void *, hl_error 
 }
 
 int hl__pool_run_alone(hl_manager *manager, int (*run)(hl_session *, void *, hl_error *),
-                       void *context, int64_t deadline) {
+                       void *context, int64_t deadline, hl_error *error) {
   hl_session *session;
   hl__manager_mutex_unlock(manager);
-  int status = hl__session_open(manager->ops, manager->store, deadline, &session, NULL);
+  int status = hl__session_open(manager->ops, manager->store, deadline, &session, error);
   if (status == HL_OK) {
-    status = run(session, context, NULL);
+    status = run(session, context, error);
     hl__session_close(manager, session);
   }
   hl__manager_mutex_lock(manager);

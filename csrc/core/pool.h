@@ -163,7 +163,8 @@ int hl__pool_run(hl_manager *manager,
 /* Like hl__pool_run, but for a closed manager: once, on a session of its own. */
 int hl__pool_run_alone(hl_manager *manager,
                        int (*run)(hl_session *session, void *context, hl_error *error),
-                       void *context, int64_t deadline) HL__REQUIRES(hl__manager_mutex);
+                       void *context, int64_t deadline, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex);
 /* Closes a session, or NULL. exit() waits for that, as a client library is in it. Once another
    thread has called exit(), the session stays: the end of the process closes it. */
 void hl__session_close(const hl_manager *manager, hl_session *session);

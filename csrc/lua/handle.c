@@ -92,7 +92,8 @@ Gives the lock back. The second call returns true and does nothing. Without
 @return[2] nil
 @return[2] err `lost`: the handle lost the lock while it held it; `connection`, with `confirm`:
   the release is not confirmed, as the store did not answer, or as another call on the handle was
-  under way, which the release follows; `released`: the lock belongs to the parent of this process
+  under way, which the release follows, or as the manager was closed before and the handle had a
+  session lock of a server; `released`: the lock belongs to the parent of this process
 */
 static int handle_release(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
