@@ -109,6 +109,21 @@ describe("csrc", function()
     assert.is_true(seen > 1500, tostring(seen))
   end)
 
+  it("has no line of more than a hundred columns", function()
+    local seen = 0
+    for path in lines "find csrc -name '*.[ch]'" do
+      local number = 0
+      for line in assert(io.open(path)):lines() do
+        number = number + 1
+        -- A character of UTF-8 is its first byte and those of 0x80 to 0xBF.
+        local columns = #line:gsub("[\128-\191]", "")
+        assert.is_true(columns <= 100, ("%s:%d has %d columns"):format(path, number, columns))
+      end
+      seen = seen + number
+    end
+    assert.is_true(seen > 30000, tostring(seen))
+  end)
+
   it("locks the gate of PostgreSQL by the keys that sql/ has", function()
     local header = assert(io.open "csrc/stores/postgresql/postgresql_store.h"):read "*a"
     local keys = header:match '#define HL__PG_GATE_KEYS "([^"]*)"'

@@ -671,9 +671,9 @@ bool hl_manager_blocks(const hl_manager *manager);
    confirm, and so on. The lock is in use until hl_pending_wait has taken the result (it returns no
    lock then), or until the call was cancelled and has ended. Meanwhile another call on the lock is
    HL_EMISUSE. Only hl_lock_release, hl_lock_start_release and hl_lock_free may be called: they give
-   the started call up, which may cost the lock. hl_lock_start_release does not wait for its end, and
-   is HL_ECONNECTION until then. HL_OK with *pending NULL: the call is done already, and well. Any other
-   status: as that call. */
+   the started call up, which may cost the lock. hl_lock_start_release does not wait for its end,
+   and is HL_ECONNECTION until then. HL_OK with *pending NULL: the call is done already, and well.
+   Any other status: as that call. */
 int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options,
                          hl_pending **pending, hl_error *error);
 int hl_lock_start_upgrade(hl_lock *lock, const hl_options *options, hl_pending **pending,

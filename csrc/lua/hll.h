@@ -83,8 +83,8 @@ typedef struct hll_plan {
 hll_plan *hll_plan_push(lua_State *L);
 hll_plan *hll_plan_test(lua_State *L, int index);
 /* Pushes a userdata for a single call. hll_plan_begin gives it an empty plan, and allocates nothing
-   in Lua. Calls are frequent, so a manager keeps one userdata in its shared table. A call that finds
-   it borrowed puts another in its place. The call returns it by `borrowed = false`. */
+   in Lua. Calls are frequent, so a manager keeps one userdata in its shared table. A call that
+   finds it borrowed puts another in its place. The call returns it by `borrowed = false`. */
 hll_plan *hll_plan_borrow(lua_State *L, int shared);
 hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout);
 

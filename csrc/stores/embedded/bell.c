@@ -3,13 +3,13 @@
  *
  * A take that was started has an ear. Whoever grants its node writes the node into `rung` of the
  * slot, and rings the bell, a futex. The thread looks which of its ears that concerns. What is rung
- * is a hint: the claim says what is true. A take's deadline is in a heap. So a bell, a deadline and a
- * cancellation each cost a few steps, however many wait.
+ * is a hint: the claim says what is true. A take's deadline is in a heap. So a bell, a deadline and
+ * a cancellation each cost a few steps, however many wait.
  *
- * Twice a second, while something waits, the thread looks whether the space is gone, and at its ears,
- * at 1,000 of them in turn: a lease that has come in the way ends, and nothing tells; a grant's
- * sender may have died or been stopped before it woke the thread. While nothing waits, the thread
- * sleeps.
+ * Twice a second, while something waits, the thread looks whether the space is gone, and at its
+ * ears, at 1,000 of them in turn: a lease that has come in the way ends, and nothing tells; a
+ * grant's sender may have died or been stopped before it woke the thread. While nothing waits, the
+ * thread sleeps.
  */
 #include "embedded.h"
 
@@ -242,8 +242,8 @@ static void *run(void *context) {
     const uint32_t rung = on_slot ? atomic_load(&slot_of(space)->bell) : 0;
     for (hl__shm_ear *ear; !bell->orphaned && (ear = todo_next(bell));) run_ear(space, ear);
     if (on_slot) rung_run(space);
-    /* One at a time: those that a stopped process keeps out of a partition may come again, each after
-       a moment, sooner than all have had their turn. */
+    /* One at a time: those that a stopped process keeps out of a partition may come again, each
+       after a moment, sooner than all have had their turn. */
     if (bell->soonest && bell->soonest->key <= hl__shm_now())
       run_ear(space, HL__LIST_ENTRY(bell->soonest, hl__shm_ear, timed));
     look(space, gone);

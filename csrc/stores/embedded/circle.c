@@ -2,15 +2,15 @@
  * circle.c - circles of waiters, over all processes of the table.
  *
  * A session that waits has published for which node its agent blocks, before it looks. It follows
- * the waits: from a node to the waiter before it and the holders in its way, to their agents, to the
- * nodes for which those block. A wait of less than a second is not published. The wait that closes
- * a circle comes last, when all others of it stand; so the session that publishes it sees all of it,
- * and gives way.
+ * the waits: from a node to the waiter before it and the holders in its way, to their agents, to
+ * the nodes for which those block. A wait of less than a second is not published. The wait that
+ * closes a circle comes last, when all others of it stand; so the session that publishes it sees
+ * all of it, and gives way.
  *
  * The first walk locks one partition at a time, and may see a circle that never was at one moment.
  * So a second walk, with all partitions locked in ascending order, must find the circle again. The
- * session that finds it ends its wait before it unlocks them. So of two that see the same circle one
- * gives way.
+ * session that finds it ends its wait before it unlocks them. So of two that see the same circle
+ * one gives way.
  */
 #include "embedded.h"
 
@@ -57,15 +57,15 @@ static void meet(walk *self, uint32_t from, uint32_t session) {
   const uint32_t agent = agent_of(self->space, session);
   const hl__shm_record *record = hl__shm_record_at(self->space, agent);
   const uint32_t waits = record ? atomic_load(&record->waits) : 0;
-  /* The agent's own lock, right in its way, is the core's to judge (agent.h): a thread may be about to
-     release it. */
+  /* The agent's own lock, right in its way, is the core's to judge (agent.h): a thread may be about
+     to release it. */
   if (agent == self->agent && agent && from != self->start) self->found = true;
   if (waits) visit(self, waits);
   if (from == self->start && !self->by && waits && agent != self->agent) self->by = session;
 }
 
-/* A waiter is before the node in its queue. A wait that its session has not published ends soon, or is
-   a pending's, which keeps no agent: its owner may wait for several and take the first. */
+/* A waiter is before the node in its queue. A wait that its session has not published ends soon, or
+   is a pending's, which keeps no agent: its owner may wait for several and take the first. */
 static void queue_behind(walk *self, uint32_t from, uint32_t ahead, uint32_t session) {
   const hl__shm_record *record = hl__shm_record_at(self->space, agent_of(self->space, session));
   if (!record || atomic_load(&record->waits) != ahead) return;
@@ -73,9 +73,10 @@ static void queue_behind(walk *self, uint32_t from, uint32_t ahead, uint32_t ses
   if (from == self->start && !self->by) self->by = session;
 }
 
-/* The partition of the node is locked. Of the waiters of a row the walk meets the holders once for each
-   mode, or a crowd of waiters would cost its square. What a second one would meet beside them is the
-   first one's own session, and that waits for the first. Only the start has holders of its own. */
+/* The partition of the node is locked. Of the waiters of a row the walk meets the holders once for
+   each mode, or a crowd of waiters would cost its square. What a second one would meet beside them
+   is the first one's own session, and that waits for the first. Only the start has holders of its
+   own. */
 static void look(walk *self, uint32_t index, uint64_t claim) {
   hl__shm_space *space = self->space;
   const hl__shm_node *node = hl__shm_node_at(space, index);

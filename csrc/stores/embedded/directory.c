@@ -167,8 +167,8 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_
   directory->owner = st.st_uid;
   directory->group = st.st_gid;
   view_take(&directory->view);
-  /* Users who may write in the directory may read and write its files; other users may not even read
-     them. A reader could lock every byte, shared, for ever. */
+  /* Users who may write in the directory may read and write its files; other users may not even
+     read them. A reader could lock every byte, shared, for ever. */
   mode_t writers = st.st_mode & 0222;
   directory->file_mode = 0600 | writers | writers << 1;
   return HL_OK;

@@ -42,7 +42,8 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_
 /* Whether names lead this process where they led it when it opened the directory. */
 bool hl__file_sees(const hl__file_directory *directory);
 /* Whether a name (NULL: of the default directory) may be followed anew where this directory was
-   opened by it. HL_OK; HL_ESTORE: it may lead to another one only because this process has changed. */
+   opened by it. HL_OK; HL_ESTORE: only this process has changed, so that it may lead to
+   another one. */
 int hl__file_again(const hl__file_directory *directory, const char *path, hl_error *error);
 /* Safe on a zeroed structure whose fd is -1. */
 void hl__file_directory_close(hl__file_directory *directory);

@@ -208,8 +208,8 @@ void hl__shm_forget(hl__shm_session *session);
 bool hl__shm_tell(hl__shm_session *session, const hl_request *request, const char *application);
 /* Has them see all that it holds in another mode. */
 void hl__shm_tell_mode(hl__shm_session *session, hl_mode mode);
-/* Has them see nothing of requests that came after session->notes was `keep` (0: of later ones): the
-   session has given their rows back. */
+/* Has them see nothing of requests that came after session->notes was `keep` (0: of later ones):
+   the session has given their rows back. */
 void hl__shm_tell_no_more(hl__shm_session *session, uint32_t keep);
 
 /* Takes the request's rows in their order, all or none; the session may hold rows, also the same in
@@ -262,15 +262,15 @@ bool hl__shm_lease_extend(hl__shm_space *space, uint32_t lease, uint64_t stamp, 
 bool hl__shm_lease_end(hl__shm_space *space, uint32_t lease, uint64_t stamp, uint64_t seen);
 /* Takes away a lease that the caller is making, and has not published. */
 void hl__shm_lease_abandon(hl__shm_space *space, uint32_t lease, int64_t deadline);
-/* Takes away the claims of a lease that has ended, and frees the record unless lease->revoked is set.
-   Stopped processes may hold it up until the deadline; then a waiter in its way, or a mender, goes
-   on. Any number of threads may be at it. */
+/* Takes away the claims of a lease that has ended, and frees the record unless lease->revoked is
+   set. Stopped processes may hold it up until the deadline; then a waiter in its way, or a mender,
+   goes on. Any number of threads may be at it. */
 void hl__shm_lease_unmake(hl__shm_space *space, uint32_t lease, int64_t deadline);
 /* Frees the record of a lease that is over and was kept. */
 void hl__shm_lease_forget(hl__shm_space *space, uint32_t lease, uint64_t stamp);
-/* For a request in the mode: ends a lease that is in its way on the row of that key and whose time is
-   up: 0, and it looks again. Else: when the next one in its way ends (hl__shm_boot_ms; INT64_MAX:
-   there is none). */
+/* For a request in the mode: ends a lease that is in its way on the row of that key and whose time
+   is up: 0, and it looks again. Else: when the next one in its way ends (hl__shm_boot_ms;
+   INT64_MAX: there is none). */
 int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, unsigned mode, int64_t deadline);
 /* Changes the mode of the claim of a row that the lease with that stamp has, in one step. From a
    weaker to a stronger mode only while the caller's session holds the row in that mode. HL_OK;
@@ -290,8 +290,8 @@ typedef struct hl__shm_claim_seen {
   uint32_t slot;    /* 0: it is a lease's */
 } hl__shm_claim_seen;
 
-/* Calls fn for each claim that is HELD or WAIT, without any lock; each was so at a moment during the
-   call. fn returns false to end it. */
+/* Calls fn for each claim that is HELD or WAIT, without any lock; each was so at a moment during
+   the call. fn returns false to end it. */
 void hl__shm_each_claim(hl__shm_space *space, bool (*fn)(void *context, const hl__shm_claim_seen *),
                         void *context);
 /* Calls fn for the index of each record of a lease that is used. */
@@ -302,8 +302,8 @@ void hl__shm_each_lease(hl__shm_space *space, bool (*fn)(void *context, uint32_t
 int64_t hl__shm_now(void); /* ns */
 /* Milliseconds of CLOCK_BOOTTIME, as all time namespaces of the machine count them. */
 int64_t hl__shm_boot_ms(const hl__shm_space *space);
-/* ns of a deadline in ms, which may be HL_FOREVER: when that ms is over. The deadline was made of the
-   present ms, of which a part had passed; so no wait is shorter than its time-out. */
+/* ns of a deadline in ms, which may be HL_FOREVER: when that ms is over. The deadline was made of
+   the present ms, of which a part had passed; so no wait is shorter than its time-out. */
 static inline int64_t hl__shm_ns(int64_t ms) {
   return ms >= INT64_MAX / 1000000 ? INT64_MAX : ms * 1000000 + 999999;
 }
@@ -312,8 +312,8 @@ static inline int64_t hl__shm_ns(int64_t ms) {
    layout. Sets fd, device, inode, table, limit. HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE,
    HL_ECONNECTION (the directory was removed meanwhile), HL_ENOMEM. */
 int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error);
-/* Whether locks on bytes end with the descriptor, though the file is mapped. The caller has the lock
-   on INIT. */
+/* Whether locks on bytes end with the descriptor, though the file is mapped. The caller has the
+   lock on INIT. */
 bool hl__shm_is_fragile(hl__shm_space *space);
 /* Whether the layout of the file is the wanted one; *agreed: a reference. */
 int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
@@ -368,7 +368,7 @@ uint32_t hl__shm_chunks(const hl__shm_space *space);
 #define HL__SHM_ANY UINT32_MAX
 uint32_t hl__shm_chunk_next(const hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner,
                             uint32_t chunk);
-/* Goes on to the next unit of all such chunks; *at: 0 before the first. False: there is no other. */
+/* Goes on to the next unit of all such chunks; *at: 0 before the first. False: no other is left. */
 static inline bool hl__shm_unit_next(const hl__shm_space *space, enum hl__shm_kind kind,
                                      uint32_t owner, uint32_t *at) {
   const uint32_t next = *at + hl__shm_units(kind);
@@ -381,8 +381,8 @@ static inline bool hl__shm_unit_next(const hl__shm_space *space, enum hl__shm_ki
 static inline uint32_t hl__shm_owner_of(const hl__shm_space *space, uint32_t unit) {
   return atomic_load(&space->table->dir[unit / HL__SHM_PER_CHUNK]) & HL__SHM_UNOWNED;
 }
-/* A chunk for an owner: a free one of that kind, or a new one, for which there is space. 0: there is
-   no space. */
+/* A chunk for an owner: a free one of that kind, or a new one, for which there is space. 0: no
+   space. */
 uint32_t hl__shm_chunk_get(hl__shm_space *space, enum hl__shm_kind kind, uint32_t owner);
 
 /* -------------------------------------------------------------- slot.c */
@@ -408,13 +408,13 @@ void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t s
 
 /* -------------------------------------------------------------- lock.c */
 
-/* Takes a partition's lock after a first try has failed. HL_OK; HL_TIMEOUT: *error says which process
-   is inside, and for how long; HL_CANCELLED: *cancelled (NULL: never) has become true;
+/* Takes a partition's lock after a first try has failed. HL_OK; HL_TIMEOUT: *error says which
+   process is inside, and for how long; HL_CANCELLED: *cancelled (NULL: never) has become true;
    HL_ECONNECTION. */
 int hl__shm_part_wait(hl__shm_space *space, uint32_t part, int64_t deadline,
                       const atomic_bool *cancelled, hl_error *error);
-/* Has a HL_TIMEOUT name the process that has the lock, if that one is stopped: for a waiter, who may
-   have been given the row but for that. */
+/* Has a HL_TIMEOUT name the process that has the lock, if that one is stopped: for a waiter, who
+   may have been given the row but for that. */
 void hl__shm_part_blame(hl__shm_space *space, uint32_t part, hl_error *error);
 static inline bool hl__shm_part_try(hl__shm_space *space, uint32_t part) {
   uint32_t none = 0;
@@ -471,8 +471,8 @@ void hl__shm_rebuild(hl__shm_space *space, uint32_t part);
 
 /* --------------------------------------------------------------- mend.c */
 
-/* Cleans up after a slot whose process is dead, if no other thread or process does so now. A stopped
-   process may hold it up until the deadline; the next call goes on. */
+/* Cleans up after a slot whose process is dead, if no other thread or process does so now. A
+   stopped process may hold it up until the deadline; the next call goes on. */
 void hl__shm_mend(hl__shm_space *space, uint32_t slot, int64_t deadline);
 /* Only breaks the locks of partitions that the dead process of a slot had, and makes their index
    anew. Never waits. A thread that mends another slot may call it, or what is in its way would be
@@ -482,7 +482,7 @@ void hl__shm_break(hl__shm_space *space, uint32_t slot);
 void hl__shm_parts_break(hl__shm_space *space, uint32_t dead);
 /* Makes the chunks of a slot free, unless a claim is left in them: then false. */
 bool hl__shm_chunks_leave(hl__shm_space *space, uint32_t slot);
-/* Looks for dead slots, and mends them, unless some process has just done so (force: in any case). */
+/* Looks for dead slots, and mends them, unless some process has just done so (force: always). */
 void hl__shm_sweep(hl__shm_space *space, bool force, int64_t deadline);
 /* The same for a caller whose answer depends on it: where another thread or process is mending, the
    caller waits for the end of that. */
@@ -522,7 +522,7 @@ bool hl__shm_watch_enter(hl__shm_session *session);
 void hl__shm_watch_leave(hl__shm_session *session);
 /* Something is late. */
 void hl__shm_watch_kick(hl__shm_space *space);
-/* Whether something waits for the bell: then the thread watches. False: no thread can be started. */
+/* Whether something waits for the bell: then the thread watches. False: no thread can start. */
 bool hl__shm_watch_bell(hl__shm_space *space, bool waits);
 
 /* --------------------------------------------------------------- bell.c */

@@ -93,8 +93,8 @@ int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error)
    none. */
 int hl__embedded_session_take(hl__embedded_session *session, const hl_request *request,
                               uint64_t exempt, hl_error *error);
-/* The beginning of a take: room for the files, and what observers see. *part: the request without its
-   files, which come last in it. HL_OK, HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. */
+/* The beginning of a take: room for the files, and what observers see. *part: the request without
+   its files, which come last in it. HL_OK, HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. */
 int hl__embedded_take_begin(hl__embedded_session *session, const hl_request *request,
                             hl_request *part, hl_error *error);
 /* Locks one of Symfony's files, for which there is room, or tries to: HL_TIMEOUT. */

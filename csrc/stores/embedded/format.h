@@ -31,9 +31,9 @@
  *      the tests, checks that.
  *   7. A process that gives back takes the node out of its list, stores FREE, and only then grants
  *      what that claim kept out. So no list has a node that another process may set aside.
- *   8. A granted node has `wake` 1, or its process' bell is rung, before the lock is given up. Where
- *      the sender dies or stops before it has woken the waiter, the waiter's process finds the grant
- *      when it looks next.
+ *   8. A granted node has `wake` 1, or its process' bell is rung, before the lock is given up.
+ *      Where the sender dies or stops before it has woken the waiter, the waiter's process finds
+ *      the grant when it looks next.
  *   9. A chunk keeps its kind for ever. So what is read as a claim was never text.
  *  10. A lease is there while its `end` is not 0. Refresh, drop and expiry are CASes on that word,
  *      so that one of them is first. It and `used` say whose record it is (HL__STAMP_BITS), and
@@ -41,8 +41,9 @@
  *  11. A record becomes another lease's only while its `busy` is 0, or was left by a dead process;
  *      `busy` counts only if `used` says, after it was set, that the record is still that lease's.
  *  12. Any number of processes may take the claims of a lease away that is over. Each frees a claim
- *      only with the lock, and only if it is HELD and its stamp is the lease's. The first goes along
- *      the chain, the others look at all nodes. One frees the record, by a CAS of what it saw.
+ *      only with the lock, and only if it is HELD and its stamp is the lease's. The first goes
+ *      along the chain, the others look at all nodes. One frees the record, by a CAS of what it
+ *      saw.
  *
  * Who may write what, and when:
  *
@@ -238,7 +239,8 @@ typedef struct hl__shm_node {
 #define HL__UNMAKES (1ull << 42)
 #define HL__KEPT (1ull << 43) /* it is over, and has no claims: only for its holder to read */
 /* A record is used again, and in the same way. So the last bits of a lease's stamp are in the words
-   that others change by a CAS: above 44 bits of `used`, and below 44 bits of milliseconds of `end`. */
+   that others change by a CAS: above 44 bits of `used`, and below 44 bits of milliseconds of
+   `end`. */
 #define HL__STAMP_BITS 20
 #define HL__STAMP_MASK ((1ull << HL__STAMP_BITS) - 1)
 static inline uint64_t hl__shm_used_stamp(uint64_t stamp) { return stamp << (64 - HL__STAMP_BITS); }
@@ -346,8 +348,8 @@ typedef struct hl__shm_header {
   char magic[8];
   uint32_t version;
   uint32_t parts, heads, slots, chunk, chunks;
-  /* Of this file: in a copy they are another one's. Inode numbers of small file systems are the same
-     by chance. */
+  /* Of this file: in a copy they are another one's. Inode numbers of small file systems are the
+     same by chance. */
   uint64_t inode;
   uint64_t born;   /* ns, Unix time; 0: the file system does not say */
   uint64_t device; /* 0: a boot may give it another number */

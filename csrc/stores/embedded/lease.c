@@ -215,8 +215,8 @@ typedef struct sweep {
   unsigned ended;
 } sweep;
 
-/* For how long the lease's time has been up; less than 0: it is not up. The wall clock may be set at
-   any time, so it counts only for a note, which has no other end any more. */
+/* For how long the lease's time has been up; less than 0: it is not up. The wall clock may be set
+   at any time, so it counts only for a note, which has no other end any more. */
 static int64_t over_for(hl__shm_space *space, hl__shm_lease *lease, uint64_t end) {
   if (end) return hl__between_ms(hl__shm_end_ms(end), hl__shm_boot_ms(space));
   return hl__between_ms((int64_t)atomic_load(&lease->end_unix), hl__unix_ms());
@@ -480,7 +480,7 @@ static int adopt(hl__embedded_session *session, const grip *self, const hl_reque
   const hl_lease_terms *terms = request->lease;
   hl__shm_lease *lease = self->lease;
   uint8_t found[16];
-  /* The caller gave up while this thread waited for the lease; another import may have come since. */
+  /* The caller gave up while this thread waited for the lease. Another import may have come. */
   if (atomic_load(&session->interrupted))
     return hl__error(error, HL_CANCELLED, "the import was interrupted");
   hl__record record = {HL__RECORD_FITS, .import = true};

@@ -245,9 +245,9 @@ bool hl__shm_lease_end(hl__shm_space *space, uint32_t index, uint64_t stamp, uin
   return false;
 }
 
-/* All claims of the lease with that stamp. The record may be another lease's meanwhile. chained: along
-   the chain; but if a node of it is not the lease's any more, another process is at it, too, and the
-   chain leads astray. Else each node is looked at. False: not all could be taken. */
+/* All claims of the lease with that stamp. The record may be another lease's meanwhile. chained:
+   along the chain; but if a node of it is not the lease's any more, another process is at it, too,
+   and the chain leads astray. Else each node is looked at. False: not all could be taken. */
 static bool claims_take(hl__shm_space *space, hl__shm_lease *lease, uint64_t stamp, bool chained,
                         int64_t deadline) {
   bool all = true;
@@ -338,9 +338,9 @@ int hl__shm_lease_convert(hl__shm_space *space, uint32_t index, uint64_t stamp, 
 
 /* -------------------------------------------------------------- in the way */
 
-/* Whether a holder is the claim of a lease that has no record any more. The record is freed behind the
-   last claim, and its words say whose it is; so only a damaged file has such a claim, or one that a
-   power failure has torn. The partition is locked. */
+/* Whether a holder is the claim of a lease that has no record any more. The record is freed behind
+   the last claim, and its words say whose it is; so only a damaged file has such a claim, or one
+   that a power failure has torn. The partition is locked. */
 static bool is_orphan(hl__shm_space *space, const hl__shm_node *holder) {
   hl__shm_lease *lease = hl__shm_lease_at(space, atomic_load(&holder->session));
   return !lease || !lease_of(space, atomic_load(&holder->session), holder->own) ||
@@ -354,8 +354,8 @@ typedef struct obstacle {
   uint32_t orphan; /* a node */
 } obstacle;
 
-/* Finds a lease on the row that is over and conflicts with the mode; returns when the next such one ends.
-   One that is in no request's way can still be refreshed. The partition is locked. */
+/* Finds a lease on the row that is over and conflicts with the mode; returns when the next such one
+   ends. One that is in no request's way can still be refreshed. The partition is locked. */
 static int64_t over_find(hl__shm_space *space, const hl__shm_row *row, unsigned mode,
                          obstacle *found) {
   const int64_t now = hl__shm_boot_ms(space);
@@ -392,7 +392,7 @@ int64_t hl__shm_leases_look(hl__shm_space *space, uint64_t key, unsigned mode, i
   uint32_t index;
   obstacle found = {0};
   hl__shm_wakes wakes = {0};
-  /* A process may be stopped inside for ever: the caller looks meanwhile whether it was cancelled. */
+  /* A process may be stopped inside for ever: meanwhile the caller looks whether it is given up. */
   const int64_t most = hl__shm_now() + PATIENCE_NS;
   if (deadline > most) deadline = most;
   if (hl__shm_part_lock(space, part, deadline, NULL) != HL_OK) return INT64_MAX;

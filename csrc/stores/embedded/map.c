@@ -64,7 +64,7 @@ static void tokens_begin(hl__shm_space *space) {
 
 /* ----------------------------------------------------------------- space */
 
-/* How long the files of this process may become; the kernel ends one by SIGXFSZ that goes further. */
+/* How long this process' files may become; the kernel ends one that goes further by SIGXFSZ. */
 static rlim_t size_limit(void) {
   struct rlimit limit;
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
@@ -279,8 +279,8 @@ static int file_open(hl__shm_space *space, const hl_layout *layout, struct stat 
   return HL_OK;
 }
 
-/* A mapping that no child has, nor one that is born in between: it would have the file, and with that
-   the locks on its bytes, so that its dead parent would seem to live. */
+/* A mapping that no child has, nor one that is born in between: it would have the file, and with
+   that the locks on its bytes, so that its dead parent would seem to live. */
 static void *file_map(int fd, size_t size, int protection) {
   hl__fork_forbid();
   void *mapping = mmap(NULL, size, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
@@ -305,7 +305,7 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
     return hl__error_errno(error, HL_ESTORE, "cannot map %s/" HL__SHM_FILE, space->directory.path);
   space->table = mapping;
   tokens_begin(space);
-  /* systemd-tmpfiles leaves a directory alone that is locked so, even if its user sleeps for weeks. */
+  /* systemd-tmpfiles leaves a locked directory alone, even if its user sleeps for weeks. */
   (void)flock(space->directory.fd, LOCK_SH | LOCK_NB);
   return HL_OK;
 }
@@ -364,9 +364,9 @@ bool hl__shm_touchable(hl__shm_space *space) {
          is_whole(&name);
 }
 
-/* Whether the file has a name that only this process cannot follow: it has another root directory or
-   other mounts by now, or is another user, or had no memory or no answer from the disk just now. The
-   directory stays the process'. */
+/* Whether the file has a name that only this process cannot follow: it has another root directory
+   or other mounts by now, or is another user, or had no memory or no answer from the disk just now.
+   The directory stays the process'. */
 static bool is_out_of_sight(const hl__shm_space *space, int cause) {
   struct stat st;
   return (cause == EACCES || cause == ENOMEM || cause == EIO ||

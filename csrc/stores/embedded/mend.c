@@ -58,10 +58,10 @@ static void claim_mend(mending *self, uint32_t at, const hl__shm_node *node) {
   if (!*stuck) *stuck = hl__shm_claim_clear(self->space, at, self->deadline, NULL) != HL_OK;
 }
 
-/* Of the claims of a dead process those that wait are ended first. A wait counts the claims that its
-   session has of the row as its own: if these were ended before it, it would take another session's
-   for them, and be granted beside that. The claims of a row are in one partition: where the wait
-   stays, they stay. */
+/* Of the claims of a dead process those that wait are ended first. A wait counts the claims that
+   its session has of the row as its own: if these were ended before it, it would take another
+   session's for them, and be granted beside that. The claims of a row are in one partition: where
+   the wait stays, they stay. */
 static void claims_end(mending *self, bool waits) {
   for (uint32_t at = 0; hl__shm_unit_next(self->space, HL__NODES, self->dead, &at);) {
     const hl__shm_node *node = hl__shm_node_at(self->space, at);
@@ -159,8 +159,8 @@ void hl__shm_sweep_out(hl__shm_space *space, int64_t deadline) {
   slots_mend(space, true, deadline);
 }
 
-/* After a boot the ends of leases are made of their Unix times. But the machine's clock may be wrong
-   now. A lease was given before the boot: it ends no later than its ttl behind the boot. */
+/* After a boot the ends of leases are made of their Unix times. But the machine's clock may be
+   wrong now. A lease was given before the boot: it ends no later than its ttl behind the boot. */
 static void lease_reboot(hl__shm_space *space, hl__shm_lease *lease) {
   if (atomic_load(&lease->base.end) == 0) return;
   int64_t left = hl__between_ms(hl__unix_ms(), (int64_t)atomic_load(&lease->end_unix));
@@ -170,8 +170,8 @@ static void lease_reboot(hl__shm_space *space, hl__shm_lease *lease) {
   atomic_store(&lease->base.end, hl__shm_end_word(end, atomic_load(&lease->base.stamp)));
 }
 
-/* Of all claims only those of leases are left: no process is alive that has another, or that has set
-   a node aside. */
+/* Of all claims only those of leases are left: no process is alive that has another, or that has
+   set a node aside. */
 static void claims_reboot(hl__shm_space *space) {
   for (uint32_t at = 0; hl__shm_unit_next(space, HL__NODES, HL__SHM_ANY, &at);) {
     hl__shm_node *node = hl__shm_node_at(space, at);

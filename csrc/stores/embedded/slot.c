@@ -1,9 +1,9 @@
 /*
- * slot.c - the slots of processes. A process lives as long as the lock on the byte of its slot does.
- * The kernel keeps that lock while the process has the file open or mapped, and frees it after the
- * last thread has left the memory. So no dead process writes any more, one that has executed another
- * program is dead, and one that has closed its descriptors is not. To judge takes no descriptor, no
- * /proc and no right.
+ * slot.c - the slots of processes. A process lives as long as the lock on the byte of its slot
+ * does. The kernel keeps that lock while the process has the file open or mapped, and frees it
+ * after the last thread has left the memory. So no dead process writes any more, one that has
+ * executed another program is dead, and one that has closed its descriptors is not. To judge takes
+ * no descriptor, no /proc and no right.
  *
  * overlayfs maps another file than the one that was opened, and its locks end with the descriptors
  * (space->fragile). There each call looks whether its descriptor is still its own.
@@ -79,8 +79,8 @@ void hl__shm_slot_name(hl__shm_space *space, uint32_t slot, char *text, size_t s
 }
 
 /* Takes the bytes of a free slot: the one that menders need first, until `state` says that the slot
-   is used. Or else a mender that is at work on it for its last process, and was held up, would break
-   the locks of this one. */
+   is used. Or else a mender that is at work on it for its last process, and was held up, would
+   break the locks of this one. */
 static bool slot_enter(hl__shm_space *space, uint32_t slot) {
   const off_t life = HL__SHM_LIFE + (off_t)slot, mend = HL__SHM_MEND + (off_t)slot;
   if (!hl__shm_byte_lock(space, mend)) return false;

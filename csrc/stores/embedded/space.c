@@ -79,8 +79,8 @@ static bool is_used(hl__shm_space *space) {
   return false;
 }
 
-/* Without an id of both (a process without /proc is told none) a file is of this boot only if it does
-   not outlive one, or a process uses it: its first user in this boot was told the id. */
+/* Without an id of both (a process without /proc is told none) a file is of this boot only if it
+   does not outlive one, or a process uses it: its first user in this boot was told the id. */
 static int boot_guess(hl__shm_space *space, const uint64_t boot[2], hl_error *error) {
   hl__shm_header *header = &space->table->header;
   if (is_used(space) || !space->directory.lasts) {

@@ -256,8 +256,8 @@ static bool is_waiting(const hl__shm_node *node) {
   return hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT;
 }
 
-/* Ends leases in the way of a node whose time is up, until `most`, and looks. HL_OK: it is granted, also
-   where another status was about to come. HL__UNFREE: it waits, and looks again at *until. */
+/* Ends leases in the way of a node whose time is up, until `most`, and looks. HL_OK: it is granted,
+   also where another status was about to come. HL__UNFREE: it waits, and looks again at *until. */
 static int granted_look(const hl__shm_taking *self, uint32_t index, uint64_t key, int64_t most,
                         int64_t *until, hl_error *error) {
   hl__shm_session *session = self->session;

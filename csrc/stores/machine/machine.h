@@ -26,8 +26,9 @@ const char *hl__remote_kind(unsigned long magic);
 /* Whether files of such a file system end with the boot at the latest: tmpfs, ramfs. */
 bool hl__is_volatile(unsigned long magic);
 
-/* Whether something is mounted at this very path, which has no symbolic links: 1 or 0. 0, too, where
-   there is no /proc. -1 and errno: as hl__machine_boot. Any thread; not while births are forbidden. */
+/* Whether something is mounted at this very path, which has no symbolic links: 1 or 0. 0, too,
+   where there is no /proc. -1 and errno: as hl__machine_boot. Any thread; not while births are
+   forbidden. */
 int hl__is_mount_point(const char *path);
 
 /* Sleeps while *word is `seen`, in memory that processes may share, until hl__futex_wake or until

@@ -102,9 +102,9 @@ static void aside_give(hl__mysql_store *store, hl__mysql_session *session, bool 
   hl__mysql_disconnect(session);
 }
 
-/* Autocommit is on there: each deletion is a transaction. A lease may have been revoked since it was
-   found: then it is in no way, and its record tells its holder by whom. *gone: whether a record was
-   deleted. */
+/* Autocommit is on there: each deletion is a transaction. A lease may have been revoked since it
+   was found: then it is in no way, and its record tells its holder by whom. *gone: whether a record
+   was deleted. */
 static int expired_delete(hl__mysql_store *store, const finding *found, int64_t limit, bool *gone,
                           hl_error *error) {
   hl__mysql_session *aside;

@@ -172,7 +172,8 @@ static int count(wait *self) {
 /* ------------------------------------------------------------ expired leases */
 
 /* Deletes the leases found that have expired, and the record of an earlier try of this request that
-   was not answered. One that was revoked since is in no way: its record tells its holder by whom. */
+   was not answered. One that was revoked since is in no way: its record tells its holder by
+   whom. */
 static int over_delete(wait *self, hl_error *error) {
   const hl_lease_terms *own = self->request->lease;
   char ids[50 * 40 + 16] = "", mine[40] = "", sql[sizeof ids + 700];

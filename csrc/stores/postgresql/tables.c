@@ -99,8 +99,8 @@ static int schema_denied(hl_error *error) {
 
 static bool is_on(const char *value) { return value && strcmp(value, "on") == 0; }
 
-/* Asks a new session whether it is read-only by default, as the present one is, which may have begun
-   long ago. It gets half of the time, as a lock that becomes a lease needs the rest. HL_OK;
+/* Asks a new session whether it is read-only by default, as the present one is, which may have
+   begun long ago. It gets half of the time, as a lock that becomes a lease needs the rest. HL_OK;
    HL_ECONNECTION, or HL_TIMEOUT where the session holds a lock, which stays: no answer. */
 static int read_only_ask(hl__pg_session *session, bool *read_only, hl_error *error) {
   hl__pg_session *other;
