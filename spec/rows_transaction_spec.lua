@@ -269,42 +269,34 @@ tables.each(function(self)
     end)
   end
 
+  -- Checks that a transaction that wrote to a row behind another program's write is tried again, and which error it got.
+  local function assert_tried_again(versioned, field, code)
+    local calls, other = 0, program()
+    assert.equal(1, db:transaction({ isolation = "repeatable read", retries = 2 }, function()
+      calls = calls + 1
+      local row = assert(db:read(PRODUCT, 1))
+      if calls == 1 then other:run("assert(db:update(..., 1, { stock = 50 }, { version = 1 }))", PRODUCT) end
+      local ok, err = db:update(PRODUCT, 1, { stock = row.stock + 1 }, versioned and { version = row.version } or nil)
+      if calls == 1 then
+        assert_fails("deadlock", ok, err)
+        assert.equal(code, err[field])
+      end
+      return ok, err
+    end))
+    assert.equal(2, calls)
+    assert.equal(51, value "stock")
+  end
+
   if kind == "postgresql" then
     it("a failed serialization is a deadlock, and tried again", function()
-      local calls, other = 0, program()
-      assert.equal(1, db:transaction({ isolation = "repeatable read", retries = 2 }, function()
-        calls = calls + 1
-        local row = assert(db:read(PRODUCT, 1))
-        if calls == 1 then other:run("assert(db:update(..., 1, { stock = 50 }, { version = 1 }))", PRODUCT) end
-        local ok, err = db:update(PRODUCT, 1, { stock = row.stock + 1 }, { version = row.version })
-        if calls == 1 then
-          assert_fails("deadlock", ok, err)
-          assert.equal("40001", err.sqlstate)
-        end
-        return ok, err
-      end))
-      assert.equal(2, calls)
-      assert.equal(51, value "stock")
+      assert_tried_again(true, "sqlstate", "40001")
     end)
   end
 
   if kind == "mariadb" then
     it("a view that is too old is a deadlock, and tried again (innodb_snapshot_isolation)", function()
       query "SET SESSION innodb_snapshot_isolation=ON"
-      local calls, other = 0, program()
-      assert.equal(1, db:transaction({ isolation = "repeatable read", retries = 2 }, function()
-        calls = calls + 1
-        local row = assert(db:read(PRODUCT, 1))
-        if calls == 1 then other:run("assert(db:update(..., 1, { stock = 50 }, { version = 1 }))", PRODUCT) end
-        local ok, err = db:update(PRODUCT, 1, { stock = row.stock + 1 })
-        if calls == 1 then
-          assert_fails("deadlock", ok, err)
-          assert.equal(1020, err.errno)
-        end
-        return ok, err
-      end))
-      assert.equal(2, calls)
-      assert.equal(51, value "stock")
+      assert_tried_again(false, "errno", 1020)
     end)
   end
 

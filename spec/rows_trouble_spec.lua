@@ -52,6 +52,21 @@ tables.each(function(self)
         act(line.connections[1])
       end
 
+      -- Begins the transaction; the program waits for a moment, in which the line may be kept, before it sends COMMIT.
+      local function start_and_hesitate()
+        peer:call [[
+          local real = handles.db.query
+          handles.db.query = function(text, ...)
+            if text:find "COMMIT" then require("luv").sleep(300) end
+            return real(text, ...)
+          end
+        ]]
+        peer:start(BEGIN, PRODUCT)
+        when_said("=9", function() end)
+        support.wait_until(function() require("luv").run "nowait" return line.sent:find(is_mysql and "RELEASE" or "=9", 1, true) end)
+        for _ = 1, 20 do require("luv").run "nowait" support.sleep(0.005) end
+      end
+
       it("before COMMIT: nothing is written, and it is `connection`", function()
         line.hold(1)
         line.let(1)
@@ -72,17 +87,7 @@ tables.each(function(self)
 
       it("while COMMIT is on its way: `unknown`, not tried again, and not carried out", function()
         -- The client's COMMIT gets no further than here.
-        peer:call [[
-          local real = handles.db.query
-          handles.db.query = function(text, ...)
-            if text:find "COMMIT" then require("luv").sleep(300) end
-            return real(text, ...)
-          end
-        ]]
-        peer:start(BEGIN, PRODUCT)
-        when_said("=9", function() end)
-        support.wait_until(function() require("luv").run "nowait" return line.sent:find(is_mysql and "RELEASE" or "=9", 1, true) end)
-        for _ = 1, 20 do require("luv").run "nowait" support.sleep(0.005) end
+        start_and_hesitate()
         line.detain(1)
         for _ = 1, 400 do
           require("luv").run "nowait"
@@ -98,17 +103,7 @@ tables.each(function(self)
       end)
 
       it("before the answer to COMMIT: `unknown`, not tried again, and carried out", function()
-        peer:call [[
-          local real = handles.db.query
-          handles.db.query = function(text, ...)
-            if text:find "COMMIT" then require("luv").sleep(300) end
-            return real(text, ...)
-          end
-        ]]
-        peer:start(BEGIN, PRODUCT)
-        when_said("=9", function() end)
-        support.wait_until(function() require("luv").run "nowait" return line.sent:find(is_mysql and "RELEASE" or "=9", 1, true) end)
-        for _ = 1, 20 do require("luv").run "nowait" support.sleep(0.005) end
+        start_and_hesitate()
         line.hold(1)
         when_said("COMMIT", function() end)
         support.wait_until(function() require("luv").run "nowait" return #line.connections[1].kept > 0 end, "the answer")

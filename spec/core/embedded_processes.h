@@ -217,16 +217,18 @@ static inline seen look_for(hl_session *session, uint32_t bucket, hl_mode mode) 
   return s;
 }
 
-/* Where the directory is. A process runs only one of these programs. */
-static inline bool processes_begin(void) {
+/* Before and after all tests of a program: where the directory is. A process runs only one of these programs. */
+static inline int processes_begin(void **state) {
+  (void)state;
   (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%ld", (long)getpid());
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return shared != MAP_FAILED && hl_layout_new(NULL, 0, 0, &layout, NULL) == HL_OK;
+  return shared == MAP_FAILED || hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK;
 }
 
-static inline void processes_end(void) {
+static inline int processes_end(void **state) {
+  (void)state;
   hl_layout_unref(layout);
-  (void)munmap(shared, sizeof *shared);
+  return munmap(shared, sizeof *shared);
 }
 
 #endif

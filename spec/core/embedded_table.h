@@ -41,24 +41,42 @@ static inline void assert_sound(void) {
   assert_null(wrong);
 }
 
-static inline int setup(void **state) {
-  (void)state;
-  table_make();
-  space = space_open();
-  if (!space) (void)fprintf(stderr, "%s\n", fault.message);
-  assert_non_null(space);
+static inline void sessions_begin(void) {
   a = session_begin(space);
   b = session_begin(space);
   c = session_begin(space);
+}
+
+static inline void sessions_end(void) {
+  hl__shm_end(a);
+  hl__shm_end(b);
+  hl__shm_end(c);
+}
+
+/* Between these the test's process does not use the table. */
+static inline void table_leave(void) {
+  sessions_end();
+  hl__shm_space_unref(space);
+}
+
+static inline void table_enter(void) {
+  space = space_open();
+  if (!space) (void)fprintf(stderr, "%s\n", fault.message);
+  assert_non_null(space);
+  sessions_begin();
+}
+
+static inline int setup(void **state) {
+  (void)state;
+  table_make();
+  table_enter();
   return 0;
 }
 
 static inline int teardown(void **state) {
   (void)state;
   assert_sound();
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
+  sessions_end();
   assert_sound();
   hl__shm_space_unref(space);
   table_remove();

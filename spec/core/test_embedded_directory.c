@@ -627,8 +627,5 @@ int main(int argc, char **argv) {
       cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
-  if (!processes_begin()) return 1;
-  int failed = cmocka_run_group_tests(specs, NULL, NULL);
-  processes_end();
-  return failed;
+  return cmocka_run_group_tests(specs, processes_begin, processes_end);
 }

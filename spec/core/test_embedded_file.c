@@ -24,14 +24,9 @@
 
 /* The test goes on in another space. */
 static void move_to(hl__shm_space *other) {
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
-  hl__shm_space_unref(space);
+  table_leave();
   space = other;
-  a = session_begin(space);
-  b = session_begin(space);
-  c = session_begin(space);
+  sessions_begin();
 }
 
 static void a_removed_file_is_noticed(void **state) {
@@ -162,9 +157,7 @@ static void a_process_keeps_its_directory_as_another_user(void **state) {
 
 static void the_dead_make_room_for_an_opener(void **state) {
   (void)state;
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
+  sessions_end();
   /* All slots are those of dead processes; one has died with a partition locked, and so has one
      that made room. */
   for (uint32_t i = 1; i < HL__SHM_SLOTS - 1; i++)
@@ -181,20 +174,13 @@ static void the_dead_make_room_for_an_opener(void **state) {
   atomic_store(&table->slot[me].state, 1);
   (void)munmap(table, sizeof *table);
   (void)close(fd);
-  space = space_open();
-  assert_non_null(space);
-  a = session_begin(space);
-  b = session_begin(space);
-  c = session_begin(space);
+  table_enter();
 }
 
 static void another_boot_beside_the_living_is_refused(void **state) {
   (void)state;
   hl_row rows[1] = {row(2, 3, X)};
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
-  hl__shm_space_unref(space);
+  table_leave();
   pid_t pid = holder_start(rows, 1, false);
   int fd = control_open();
   uint64_t boot, other = 77;
@@ -204,11 +190,7 @@ static void another_boot_beside_the_living_is_refused(void **state) {
   assert_int_equal(fault.status, HL_EUNSAFE_SERVER);
   assert_int_equal(pwrite(fd, &boot, sizeof boot, offsetof(hl__shm_header, boot)), sizeof boot);
   (void)close(fd);
-  space = space_open();
-  assert_non_null(space);
-  a = session_begin(space);
-  b = session_begin(space);
-  c = session_begin(space);
+  table_enter();
   assert_int_equal(take_one(a, row(2, 3, X), 0), HL_TIMEOUT);
   holder_kill(pid);
   assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
@@ -302,21 +284,6 @@ static pid_t without_proc_start(const char *message) {
   return pid;
 }
 
-static void others_begin(void) {
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
-  hl__shm_space_unref(space);
-}
-
-static void others_end(void) {
-  space = space_open();
-  assert_non_null(space);
-  a = session_begin(space);
-  b = session_begin(space);
-  c = session_begin(space);
-}
-
 static void a_process_without_proc_shares_the_boot(void **state) {
   (void)state;
   assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
@@ -324,16 +291,16 @@ static void a_process_without_proc_shares_the_boot(void **state) {
   if (pid < 0) return;
   assert_int_equal(take_one(a, row(2, 4, X), 0), HL_TIMEOUT);
   /* The file is that process' alone; also if it has made it. */
-  others_begin();
+  table_leave();
   for (int made = 0; made < 2; made++) {
     uint64_t none = 0;
     int fd = control_open();
     if (made)
       assert_int_equal(pwrite(fd, &none, sizeof none, offsetof(hl__shm_header, boot)), sizeof none);
     (void)close(fd);
-    others_end();
+    table_enter();
     assert_int_equal(take_one(a, row(2, 4, X), 0), HL_TIMEOUT);
-    if (!made) others_begin();
+    if (!made) table_leave();
   }
   assert_int_not_equal(atomic_load(&space->table->header.boot[0]), 0);
   holder_kill(pid);
@@ -343,7 +310,7 @@ static void a_process_without_proc_shares_the_boot(void **state) {
 /* On a disk a file may be of an earlier boot. */
 static void a_process_without_proc_guesses_no_boot(void **state) {
   (void)state;
-  others_begin();
+  table_leave();
   table_remove();
   table_make();
   (void)rmdir(directory);
@@ -354,7 +321,7 @@ static void a_process_without_proc_guesses_no_boot(void **state) {
   const bool lasts = space->directory.lasts;
   hl__shm_space_unref(space);
   if (lasts) (void)without_proc_start("boot_id");
-  others_end();
+  table_enter();
   if (!lasts) return;
   assert_int_equal(take_one(a, row(2, 3, X), 0), HL_OK);
   pid_t pid = without_proc_start(NULL); /* others use it: it is of this boot */
@@ -403,10 +370,7 @@ static void others_files_are_refused(void **state) {
                  {offsetof(hl__shm_header, inode), 77, "is a copy"},
                  {offsetof(hl__shm_header, born), 77, "is a copy"},
                  {offsetof(hl__shm_header, device), 77, "is a copy"}};
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
-  hl__shm_space_unref(space);
+  table_leave();
   int fd = control_open();
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
     uint32_t before;
@@ -427,10 +391,7 @@ static void others_files_are_refused(void **state) {
   (void)close(fd);
   table_remove();
   table_make();
-  space = space_open();
-  a = session_begin(space);
-  b = session_begin(space);
-  c = session_begin(space);
+  table_enter();
 }
 
 /* What pread() does here, which the linker prefers: fails with these, one after the other, and gives
@@ -481,7 +442,7 @@ static void a_failed_lock_is_not_another_process(void **state) {
 
 static void what_a_failed_read_says_is_not_of_the_file(void **state) {
   (void)state;
-  others_begin();
+  table_leave();
   reads_fail[0] = EIO;
   assert_null(space_open());
   assert_int_equal(reads_fail[0], 0);
@@ -491,7 +452,7 @@ static void what_a_failed_read_says_is_not_of_the_file(void **state) {
 
   reads_fail[0] = reads_fail[1] = EINTR; /* the file is read nevertheless, */
   read_most = 100;                       /* in pieces */
-  others_end();
+  table_enter();
   read_most = SIZE_MAX;
   assert_int_equal(reads_fail[1], 0);
 }
@@ -532,8 +493,8 @@ static void no_thread_relies_on_a_look_that_is_not_made(void **state) {
   assert_null(while_it_looks);
   assert_int_equal(meanwhile, HL_ECONNECTION);
   assert_int_equal(rename(away, directory), 0);
-  others_begin();
-  others_end();
+  table_leave();
+  table_enter();
 }
 
 /* A process that has no memory for a look has not seen its directory removed, and keeps its locks. */
@@ -615,10 +576,7 @@ static void after_a_reboot_only_leases_are_left(void **state) {
   /* A node that a process has set aside, which then ended in order. */
   const uint32_t aside = atomic_load(&hl__shm_lease_at(space, lease)->base.first) + 100;
   atomic_store(&hl__shm_node_at(space, aside)->claim, hl__shm_claim(77, 0, HL__RESERVED));
-  hl__shm_end(a);
-  hl__shm_end(b);
-  hl__shm_end(c);
-  hl__shm_space_unref(space);
+  table_leave();
   /* A process that held and awaited something when the power failed; its pid is ours now. */
   hl_row rows[1] = {row(2, 4, X)};
   pid_t pid = holder_start(rows, 1, true);
@@ -627,11 +585,7 @@ static void after_a_reboot_only_leases_are_left(void **state) {
   uint64_t other = 77;
   assert_int_equal(pwrite(fd, &other, sizeof other, offsetof(hl__shm_header, boot)), sizeof other);
   (void)close(fd);
-  space = space_open();
-  assert_non_null(space);
-  a = session_begin(space);
-  b = session_begin(space);
-  c = session_begin(space);
+  table_enter();
   assert_sound();
   assert_true(atomic_load(&hl__shm_node_at(space, aside)->claim) == 0);
   assert_int_equal(take_one(a, row(2, 4, X), 0), HL_OK);
