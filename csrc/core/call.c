@@ -21,8 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A wait is cut into pieces of this length, so that each has an end on the
-   server's side even when the caller wants to wait for ever: a server does not
+/* A wait is cut into pieces of this length, so that each piece has an end on the
+   server's side even when the caller wants to wait for ever. A server does not
    notice that a waiting client has died, and the dead waiter keeps the rows that
    it has already got. */
 #define WAIT_PIECE_MS 3600000
@@ -143,8 +143,8 @@ int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout) {
                    (double)timeout / 1000);
 }
 
-/* Makes the error say what was not granted, and how long the caller waited, instead of what the
-   store's statement said. The store's errno and SQLSTATE stay. */
+/* Replaces the message of the store's statement: the error names the nodes that were not granted,
+   and how long the caller waited. The store's errno and SQLSTATE stay. */
 static void timeout_say(hl_error *error, const hl_plan *plan, int64_t timeout) {
   if (!error) return;
   hl_error before = *error;
@@ -276,8 +276,8 @@ static bool record_stays(hl__call *call, hl__connection *connection, const hl_gr
 }
 
 /* Whether a call goes on after the end of its connection, with a fresh one. An older connection may
-   have gone stale in the pool, or what all waited in may be gone. A fresh one that was silent for
-   hold_timeout, as on a busy machine, may have been ended by the store for that. */
+   have gone stale in the pool, or the directory in which all waited may be gone. The store may have
+   ended a fresh connection that was silent for hold_timeout, as on a busy machine. */
 static bool repairs(const hl__call *call, const hl__connection *connection, bool repaired,
                     int64_t limit) HL__REQUIRES(hl__manager_mutex) {
   const hl_manager *manager = call->manager;
@@ -431,8 +431,8 @@ typedef struct flight {
   char path[256];
 } flight;
 
-/* HL__UNFREE: the store has it, or has called back already, so that it may not be there any more.
-   Else it has ended. */
+/* HL__UNFREE: the store has the flight, or has called back already, so that the flight may be
+   freed. Any other status: the flight has ended. */
 static int flight_go(flight *self) HL__REQUIRES(hl__manager_mutex) {
   hl__call *call = self->call;
   hl_manager *manager = call->manager;
@@ -539,15 +539,15 @@ int hl__call_make(hl__call *call, hl_error *error) {
 
 /* ------------------------------------------------------------- extending */
 
-/* A wait ends, and begins again, so often that its answers show in time that the
-   store still keeps what is held: ms. Whoever looks at the lock meanwhile then
+/* ms. A wait ends, and begins again, so often that its answers show in time that the
+   store still keeps what is held. A thread that looks at the lock meanwhile then
    sees it lost only when no answer came. */
 static int64_t extend_piece_ms(const hl_manager *manager) {
   return manager->ops->traits.expires ? manager->config.hold_timeout / 2 : HL_FOREVER;
 }
 
-/* The store has answered what was sent then (0: it has not): whoever looks at the
-   lock sees at once what it is worth. */
+/* The store has answered what was sent then (0: it has not). A thread that looks
+   at the lock sees at once whether it is lost. */
 static void answered(hl__call *call, hl__connection *connection, int status, int64_t sent_ms)
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
@@ -692,7 +692,8 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
     status = HL_ECONNECTION;
   }
   if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
-  /* The lock grew, so its token must be greater than that of any earlier holder of its rows. */
+  /* The lock grew, so its token must be greater than the tokens of all earlier holders of its
+     rows. */
   if (status == HL_OK) call->extension->token = grant.token;
   if (status && request->upgrade && !manager->ops->downgrade) call->lock->unsure = true;
   if (status && error) *error = reason;
@@ -823,7 +824,7 @@ bool hl__call_commits(const hl__call *call, int status) {
 
 void hl__call_commit(hl__call *call) {
   if (call->extension) hl__extension_commit(call->extension, call->lock);
-  /* One that was given up before its worker came to it is a session still. */
+  /* A call that was given up before its worker came to it leaves the lock a session. */
   if (call->kind != HL__TO_LEASE || !call->became) return;
   call->lock->lease = call->lease;
   call->lease = NULL;
