@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum {
-  TIMEOUT_MS = 10000,
+  TIMEOUT_MS = SOON / MS,
   CANCEL_AFTER_MS = 5
 };
 
@@ -131,7 +131,7 @@ static void released(stage s, holding *h, hl_lock *lock, bool confirm) {
 
 /* For the peer to be in the way. */
 static void wait_for_peer(void) {
-  int64_t end = now_ns() + 20 * S;
+  int64_t end = now_ns() + SOON;
   while (!atomic_load(&area->busy) && !disturbed()) {
     if (now_ns() > end) {
       complain(area, "the peer does not come to hold r3");

@@ -86,7 +86,7 @@ const char *point_show(const point *p, char out[64]);
 enum {
   LANES = 16,
   CALLS = 600,
-  GRANTS = 8192,
+  GRANTS = 65536,
   HANDLES = 16,
   COMPLAINTS = 24,
   MESSAGE = 400
@@ -120,7 +120,7 @@ typedef enum order {
   REST, /* hold nothing, have nothing open; then report the leftovers */
   BUSY, /* be in the client's way at R3, as the script wants it */
   GRAB, /* get everything, however long it takes; then as RACE */
-  RACE, /* get one node after the other, each for a moment, if it can be had at once */
+  RACE, /* get one node after the other, each for a moment, if it can be had soon */
   QUIT,
   ORDERS
 } order;
@@ -190,10 +190,11 @@ static inline int64_t now_ns(void) {
 #define S (1000 * MS)
 
 /* How long the peer may need for everything once no client has it or may have it. This is much
-   longer than measured, as machines are loaded, and much shorter than the hold_timeout of killed
-   clients. */
-#define SOON (10 * S)
-#define HOLD_TIMEOUT_MS 30000
+   longer than measured, as a loaded machine may keep a thread from running for ten seconds, and
+   shorter than the hold_timeout of killed clients. That is no longer than it must be, as some clients
+   wait so long for the answer to what they could not send. */
+#define SOON (30 * S)
+#define HOLD_TIMEOUT_MS 45000
 #define SHORT_HOLD_TIMEOUT_MS 1000
 
 /* Reports an error of the present run, from any process of the lane. */

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 /* A client that has not ended by then hangs: each of its calls has a shorter limit. */
-#define RUN_LIMIT (60 * S)
+#define RUN_LIMIT (6 * SOON)
 /* How long a client of the embedded store stands still. The client's locks have no end. */
 #define STILL (120 * MS)
 /* For the peer to stand in line before the client is killed. */

@@ -247,8 +247,10 @@ static bool dsn_take(const char *text) {
   (void)snprintf(shared->user, sizeof shared->user, "%s", dsn.user);
   (void)snprintf(shared->base, sizeof shared->base, "%s://%s:%s@%s:%u/", kind->name, dsn.user,
                  dsn.password, dsn.host, dsn.port);
-  (void)snprintf(shared->options[0], sizeof shared->options[0], "?%s", kind->plain);
-  (void)snprintf(shared->options[1], sizeof shared->options[1], "?%s", kind->secure);
+  (void)snprintf(shared->options[0], sizeof shared->options[0], "?%s&connect_timeout=%d",
+                 kind->plain, (int)(SOON / S));
+  (void)snprintf(shared->options[1], sizeof shared->options[1], "?%s&connect_timeout=%d",
+                 kind->secure, (int)(SOON / S));
   hl_dsn_dispose(&dsn);
   return true;
 }

@@ -14,6 +14,7 @@
 
 enum {
   TRY_MS = 4,
+  TRIES_MS = 2048,
   HOLD_US = 1500,
   SLICE_MS = 5,
   IN_THE_WAY_US = 12000
@@ -101,7 +102,7 @@ static hl_lock *get(int nodes, int64_t timeout, holding **g) {
   int status;
   options.timeout = timeout;
   if (!plan) abort();
-  if (timeout <= TRY_MS) {
+  if (timeout <= TRIES_MS) {
     status = hl_acquire(manager, plan, &options, &lock, &error);
   } else {
     status = hl_start(manager, plan, &options, &pending, &error);
@@ -116,7 +117,7 @@ static hl_lock *get(int nodes, int64_t timeout, holding **g) {
   }
   hl_plan_free(plan);
   /* A short try may end with the time that a connection may take at least. */
-  bool late = status == HL_TIMEOUT || (status == HL_ECONNECTION && timeout <= TRY_MS);
+  bool late = status == HL_TIMEOUT || (status == HL_ECONNECTION && timeout <= TRIES_MS);
   if (status && !late) failed("acquire", &error);
   if (status) return NULL;
   int n = atomic_load(&area->grants);
@@ -159,20 +160,24 @@ static void busy(void) {
   }
 }
 
-/* Everything, and keeps it while the client stands still. */
-static void grab(int64_t timeout) {
+/* Everything, and keeps it while the client stands still. False: not granted. */
+static bool grab(int64_t timeout) {
   holding *g = NULL;
   hl_lock *lock = get(ALL, timeout, &g);
-  if (!lock) return;
+  if (!lock) return false;
   atomic_store(&area->grabbed_at, g->granted);
   atomic_store(&area->grabbed, g->asked);
   while (atomic_load(&area->frozen) && believes(g, lock)) (void)usleep(1000);
   (void)usleep(HOLD_US);
   give(g, lock);
+  return true;
 }
 
+/* Where the server cannot answer a short try for everything, as the machine is loaded, each next one is
+   twice as long. */
 static void race(void) {
   static const int wanted[] = {R1, USER, R2, ACCOUNT, R3};
+  static int64_t patience = TRY_MS;
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted && ordered(); i++) {
     holding *g = NULL;
     hl_lock *lock = get(wanted[i], TRY_MS, &g);
@@ -180,7 +185,12 @@ static void race(void) {
     give(g, lock);
     (void)usleep(200);
   }
-  if (ordered()) grab(TRY_MS);
+  if (ordered()) {
+    if (grab(patience))
+      patience = TRY_MS;
+    else if (patience < TRIES_MS)
+      patience *= 2;
+  }
   (void)atomic_fetch_add(&area->rounds, 1u);
 }
 
@@ -231,7 +241,7 @@ _Noreturn void peer_main(lane_area *given, int number, const char *admin) {
     if (o == QUIT) exit(0);
     if (o == REST && first) rest();
     if (o == BUSY) busy();
-    if (o == GRAB && first && opened()) grab(HOLD_TIMEOUT_MS);
+    if (o == GRAB && first && opened()) (void)grab(HOLD_TIMEOUT_MS);
     if ((o == RACE || (o == GRAB && !first)) && opened()) race();
     atomic_store(&area->obeyed, order_now);
   }
