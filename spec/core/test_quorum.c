@@ -68,6 +68,8 @@ static hl_store_ops gated; /* the embedded store, in directories named gated-...
 static hl_lease_ops gated_leases;
 static hl_store_ops absent;   /* it cannot be opened: absent-... */
 static atomic_bool down;      /* no store can be opened */
+static atomic_bool crowded;   /* the store has no room to be opened */
+static atomic_uint turned;    /* so often it was tried meanwhile */
 static atomic_bool leaseless; /* a store that is opened has no leases */
 static atomic_uint left;      /* so many of these stores are open, or being opened */
 static atomic_bool refuses;   /* no lease can be made */
@@ -185,6 +187,10 @@ static void leases_make(const hl_lease_ops *file) {
 
 static int gated_open(const hl_store_config *config, hl_store **store, hl_error *error) {
   if (atomic_load(&down)) return hl__error(error, HL_ECONNECTION, "it is down");
+  if (atomic_load(&crowded)) {
+    atomic_fetch_add(&turned, 1u);
+    return hl__error(error, HL_ESTORE, "too many open files");
+  }
   atomic_fetch_add(&left, 1u);
   gate_pass(&opens);
   int status = hl_store_file.open(config, store, error);
@@ -698,6 +704,27 @@ static void a_member_that_is_opened_for_long_is_waited_for_once(void **state) {
   WAIT_UNTIL(atomic_load(&left) == 0);
 }
 
+/* A member that was down comes back while the process has too many files open. */
+static void a_member_that_has_no_room_for_a_while_is_opened_later(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  atomic_store(&down, true);
+  assert_int_equal(open_quorum(&quorum, "a b gated-c", &error), HL_OK);
+  atomic_store(&crowded, true);
+  atomic_store(&down, false);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms terms = lease_named("lease");
+  assert_int_equal(take(session, &terms), HL_OK);
+  WAIT_UNTIL(atomic_load(&turned) > 0);
+  atomic_store(&crowded, false);
+  WAIT_UNTIL(records("gated-c", false) == 1);
+  drop(session, &terms);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
 /* ------------------------------------------------------------------------ begin */
 
 static int entry_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw) {
@@ -736,6 +763,7 @@ int main(int argc, char **argv) {
       TEST(a_session_whose_look_was_not_answered_is_closed),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),
+      TEST(a_member_that_has_no_room_for_a_while_is_opened_later),
       cmocka_unit_test(nothing_is_left),
   };
   if (hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK) return 1;

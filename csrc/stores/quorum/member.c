@@ -175,12 +175,16 @@ static bool is_same_layout(const hl_layout *a, const hl_layout *b) {
   return true;
 }
 
+/* Whether a member stays refused, as trying again would not help. A store that reports trouble of
+   its own, or has no room, may be opened later. */
+static bool is_lasting(int status) { return status < 0 && status != HL_ESTORE; }
+
 /* Opens the store of the member, or waits until another thread has. */
 static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = member->store;
   while (member->opens) hl__cond_wait(&member->opened, &store->mutex, HL_FOREVER);
   if (member->inner) return HL_OK;
-  if (member->refusal) {
+  if (is_lasting(member->refusal)) {
     *error = member->reason;
     return member->refusal;
   }
@@ -201,7 +205,6 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
                          "it");
   }
   if (status == HL_OK) member->inner = inner;
-  /* Trying again would not help. */
   if (status != HL_OK && status != HL_ECONNECTION && status != HL_ENOMEM) {
     member->refusal = status;
     member->reason = *error;

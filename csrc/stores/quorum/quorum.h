@@ -179,7 +179,7 @@ struct hl__quorum_member {
   /* Guarded by the store's mutex. */
   hl_store *inner; /* NULL until it was opened; then constant */
   bool opens;
-  int refusal; /* why it will not be opened: HL_OK, or a status that stays */
+  int refusal; /* why it was not opened, unless it was only not reached; or HL_OK */
   hl_error reason;
   pthread_cond_t work, opened;
   hl__quorum_ask *first, *last; /* the queue */
