@@ -78,6 +78,19 @@ describe("hierlock.prometheus", function()
     assert.equal(1, value(checked(run), "hierlock_acquired_total"))
   end)
 
+  it("says why there is no default manager, and takes options beside none", function()
+    local run, status = support.run([[
+      local hierlock = require "hierlock"
+      local text, err = hierlock.prometheus(nil, { prefix = "shop" })
+      io.write(text or "nothing", " ", err and err.code or "")
+    ]], "HIERLOCK_DSN=nonsense: ")
+    assert.equal(0, status, run)
+    assert.equal("nothing dsn", run)
+    run, status = support.run('io.write(require("hierlock").prometheus(nil, { prefix = "shop" }))', "HIERLOCK_DSN=null: ")
+    assert.equal(0, status, run)
+    assert.equal(0, value(checked(run), "shop_acquired_total"))
+  end)
+
   it("has a prefix and labels of the caller's, in a fixed order", function()
     local manager = open()
     assert(manager:acquire { "u" }):release()

@@ -543,6 +543,24 @@ static int refresh(hl_session *session, hl_lease_terms *terms, int64_t *sent_ms)
                                          sent_ms, &error);
 }
 
+/* After a failure, too, the holder must hear for how long a quorum has it. */
+static int64_t until_after_a_conversion(hl_session *session, hl_lease_terms *terms, hl_mode mode) {
+  const hl_row row = {.level = 0, .bucket = 7, .mode = mode, .root = 7};
+  const hl_request request = {.rows = &row,
+                              .n = 1,
+                              .recorded = &row,
+                              .recorded_n = 1,
+                              .lease = terms,
+                              .deadline = hl__now_ms() + SHORT_MS,
+                              .path = "u1",
+                              .mode = mode,
+                              .upgrade = mode == HL_EXCLUSIVE};
+  hl_grant grant = {.place = terms->place, .token = terms->token};
+  hl_error error;
+  assert_int_not_equal(session->store->leases->convert(session, &request, &grant, &error), HL_OK);
+  return grant.until_ms;
+}
+
 /* Three of five members have it for long. One of them has lost it, so the next has it for a short
    time only. */
 static void a_lease_is_healed_for_no_longer_than_a_quorum_has_it(void **state) {
@@ -571,7 +589,12 @@ static void a_lease_is_healed_for_no_longer_than_a_quorum_has_it(void **state) {
   spoil("b");
   spoil("c");
   sleep_ms(STAYS_MS);
-  WAIT_UNTIL(refresh(session, &first, &sent) != HL_OK && sent + LONG_MS <= end);
+  WAIT_UNTIL(refresh(session, &first, &sent) != HL_OK && sent && sent + LONG_MS <= end);
+  for (hl_mode mode = HL_SHARED;; mode = HL_EXCLUSIVE) {
+    int64_t until = until_after_a_conversion(session, &first, mode);
+    assert_true(until && until <= end);
+    if (mode == HL_EXCLUSIVE) break;
+  }
   unsigned before;
   do {
     before = atomic_load(&asked);
