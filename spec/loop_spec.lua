@@ -379,6 +379,30 @@ describe("a coroutine", function()
           assert.is_true(support.now() - began >= 0.05)
         end)
 
+        if not store.server then -- what a loop remembers does not depend on the store
+          it("that is over is not remembered, nor is its manager", function()
+            hold(R1)
+            local kept = setmetatable({}, { __mode = "v" })
+            local function wait()
+              local own = support.open(store, { loop = loop.option })
+              kept[1] = own
+              local waiter = spawn(function()
+                assert(own:acquire(R1)):release { confirm = true }
+                own:close()
+                own = nil
+                return true
+              end)
+              support.wait_for_waiters(store, R1)
+              let_go()
+              result_of(waiter)
+            end
+            wait()
+            support.collect()
+            support.collect()
+            assert.is_nil(kept[1])
+          end)
+        end
+
         if loop_name ~= "copas" then -- which keeps its threads for ever
           it("of a loop that is given up keeps nothing", function()
             hold(R1)

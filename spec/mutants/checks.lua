@@ -36,7 +36,7 @@ return {
   area("redis", "^csrc/stores/redis/", { "redis", "update on redis", "leases on redis", "symfony_redis", "redis_tls",
     "redis_cluster", "redis_sentinel" }),
   area("sqlite", "^csrc/stores/sqlite/", { "sqlite", "update on sqlite", "leases on sqlite" }),
-  area("memcached", "^csrc/stores/memcached/", { "memcached", "update on memcached", "leases on memcached" }),
+  area("memcached", "^csrc/stores/memcached/", { "core:test_memcached", "memcached", "update on memcached", "leases on memcached" }),
   area("quorum", "^csrc/stores/quorum/", { "quorum", "update on quorum", "leases on quorum", "quorum_tables" }),
   area("attach", "^lua/hierlock/attach", { "attach", "postgresql_attach" }),
   area("rows", "^lua/hierlock/rows", { "rows", "rows_transaction", "rows_trouble" }),
