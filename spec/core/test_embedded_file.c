@@ -431,13 +431,13 @@ int fcntl(int fd, int command, ...) {
 
 static void a_failed_lock_is_not_another_process(void **state) {
   (void)state;
-  others_begin();
+  table_leave();
   atomic_store(&lock_fails, ENOLCK);
   assert_null(space_open());
   assert_int_equal(fault.status, HL_ESTORE);
   assert_non_null(strstr(fault.message, strerror(ENOLCK)));
   assert_null(strstr(fault.message, "another process"));
-  others_end();
+  table_enter();
 }
 
 static void what_a_failed_read_says_is_not_of_the_file(void **state) {
@@ -514,8 +514,8 @@ static void what_a_failed_look_says_is_not_of_the_name(void **state) {
   assert_int_equal(unlink(path), 0);
   atomic_store(&look_fails, EIO);
   assert_int_equal(hl__shm_session_check(a, true, &fault), HL_ECONNECTION);
-  others_begin();
-  others_end();
+  table_leave();
+  table_enter();
 }
 
 /* Index words that lead nowhere, or in a circle: calls end, and the partition can be made anew. */

@@ -714,7 +714,7 @@ static void a_member_that_is_opened_for_long_is_waited_for_once(void **state) {
   hl_session *session = session_new(quorum.store);
   int64_t begun = hl__now_ms();
   for (int i = 0; i < CALLS; i++) {
-    char name[16];
+    char name[24];
     (void)snprintf(name, sizeof name, "lease %d", i);
     hl_lease_terms terms = lease_named(name);
     assert_int_equal(take(session, &terms), HL_OK);
