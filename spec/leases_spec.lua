@@ -1009,30 +1009,6 @@ describe("a lease", function()
       end
     end)
 
-    -- The waiter deletes it on another connection, which may be there already. The proxy keeps that from the server.
-    it("that is over is revoked, and its holder hears by whom, while a waiter is about to delete it", function()
-      if store.name ~= "postgresql" and not store.table then return end -- others look and delete in one
-      local between = proxy.open(store)
-      finally(function() between.close() end)
-      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
-      peer:call("assert(assert(manager:acquire(..., { ttl = 60 })):release { confirm = true })", R2)
-      local n, late = #between.connections
-      local handle = assert(lease(R1, SHORT))
-      outlast(SHORT)
-      for i = 1, n do between.detain(i, "DELETE l,r") end
-      peer:start("return manager:acquire(..., { timeout = 20 }) and true", R1)
-      support.wait_until(function()
-        uv.run "nowait"
-        for i = 1, n do late = between.connections[i].detained and i or late end
-        return late or between.connections[n + 1]
-      end, "the waiter's deletion")
-      if not late then between.hold(n + 1) end
-      assert.equal(1, other:revoke({ target = R1 }, { by = "admin" }))
-      if late then between.deliver(late) else between.let(n + 1) end
-      assert.is_true(peer:result())
-      assert.equal("admin", assert_code("lost", handle:refresh()).revoked_by)
-    end)
-
     it_with_records("that is over is revoked like others, as a refresh or an import would have it back", function()
       for _, by in ipairs { "owner", "id", "target" } do
         local handle = assert(lease(R1, SHORT, { owner = "alice" }))

@@ -102,9 +102,7 @@ static void aside_give(hl__mysql_store *store, hl__mysql_session *session, bool 
   hl__mysql_disconnect(session);
 }
 
-/* Autocommit is on there: each deletion is a transaction. A lease may have been revoked since it
-   was found: then it is in no way, and its record tells its holder by whom. *gone: whether a record
-   was deleted. */
+/* Autocommit is on there: each deletion is a transaction. *gone: whether a record was deleted. */
 static int expired_delete(hl__mysql_store *store, const finding *found, int64_t limit, bool *gone,
                           hl_error *error) {
   hl__mysql_session *aside;
@@ -117,7 +115,7 @@ static int expired_delete(hl__mysql_store *store, const finding *found, int64_t 
     uint64_t deleted = 0;
     int size = snprintf(sql, sizeof sql,
                         "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE "
-                        "l.id=0x%s AND l.revoked=0%s",
+                        "l.id=0x%s%s",
                         store->leases, store->rows, id,
                         strcmp(id, found->former) == 0 ? "" : " AND l.till<=UTC_TIMESTAMP(6)");
     aside->patience = answer_by(limit);

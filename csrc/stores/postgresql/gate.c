@@ -172,8 +172,7 @@ static int count(wait *self) {
 /* ------------------------------------------------------------ expired leases */
 
 /* Deletes the leases found that have expired, and the record of an earlier try of this request that
-   was not answered. One that was revoked since is in no way: its record tells its holder by
-   whom. */
+   was not answered. */
 static int over_delete(wait *self, hl_error *error) {
   const hl_lease_terms *own = self->request->lease;
   char ids[50 * 40 + 16] = "", mine[40] = "", sql[sizeof ids + 700];
@@ -197,8 +196,7 @@ static int over_delete(wait *self, hl_error *error) {
   (void)snprintf(sql, sizeof sql,
                  "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id IN (SELECT "
                  "l.id FROM public.hier_lock_leases l WHERE l.id=ANY('{%s}'::uuid[]) AND "
-                 "l.revoked IS NULL AND (l.till<=clock_timestamp()%s%s%s) FOR UPDATE SKIP LOCKED) "
-                 "RETURNING id) "
+                 "(l.till<=clock_timestamp()%s%s%s) FOR UPDATE SKIP LOCKED) RETURNING id) "
                  "DELETE FROM public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id",
                  ids, own ? " OR l.id='" : "", mine, own ? "'" : "");
   int status = hl__pg_aside(self->session, sql, error);
