@@ -326,7 +326,8 @@ int hl_manager_open(const hl_config *config, hl_manager **manager, hl_error *err
    drops the caller's reference. Waits of other threads end with
    HL_CANCELLED. Locks that still exist afterwards hold nothing and are freed
    by hl_lock_free as usual. Waits until the store has given back all released and unwanted
-   locks: a round trip. Where a server hangs, this takes two seconds at most; the threads then end
+   locks: a round trip. A session lock that is still held ends with its session: a server may free
+   it a moment later. Where a server hangs, this takes two seconds at most; the threads then end
    later, and exit() waits for them for 2.5 s at most. No other call on the manager may begin
    afterwards, or while this one runs: a program with several threads calls hl_manager_cancel, joins
    the threads, and then closes. NULL is fine. */
