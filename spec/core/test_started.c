@@ -12,6 +12,7 @@
 #include "embedded_store.h"
 #include "leftovers.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -600,6 +601,45 @@ static void a_callback_closes_the_store(void **state) {
   }
 }
 
+static atomic_int dawdles_us; /* every thread but the caller, once it has given a mutex back */
+
+int pthread_mutex_unlock(pthread_mutex_t *mutex) {
+  static int (*real)(pthread_mutex_t *);
+  if (!real) *(void **)&real = dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+  int failure = real(mutex);
+  const int us = atomic_load(&dawdles_us);
+  if (us > 0 && gettid() != getpid()) pause_us(us);
+  return failure;
+}
+
+/* The close ends the store's thread wherever that is: also between its look whether the store is
+   closed and its sleep. The thread takes that way once its last take waits no longer. */
+static void a_close_ends_the_thread(void **state) {
+  (void)state;
+  (void)alarm(PATIENCE_MS / 1000);
+  atomic_store(&dawdles_us, 300);
+  for (int i = 0; i < 60; i++) {
+    wanted it;
+    hl_store *own = store_new();
+    hl_session *other = session_new(own);
+    assert_int_equal(take(other, 7), HL_OK);
+    uint64_t before = waits(other);
+    (void)want(&it, 7, HL_EXCLUSIVE, PATIENCE_MS);
+    it.session = session_new(own);
+    start(&it);
+    waiting_await(other, before + 1);
+    pause_us(5000); /* so that the thread sleeps */
+    give(other);
+    assert_int_equal(await(&it), HL_OK);
+    ops->session_close(it.session);
+    ops->session_close(other);
+    pause_us(i * 20L);
+    ops->close(own);
+  }
+  atomic_store(&dawdles_us, 0);
+  (void)alarm(0);
+}
+
 static atomic_bool is_closed;
 
 static void outlast_then(wanted *it) {
@@ -924,6 +964,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(it_sleeps_where_no_thread_can_watch),
       cmocka_unit_test(a_file_below_another_root_is_refused),
       cmocka_unit_test(a_callback_closes_the_store),
+      cmocka_unit_test(a_close_ends_the_thread),
       cmocka_unit_test(a_callback_outlasts_the_store),
       cmocka_unit_test(a_callback_starts_the_next),
       IT(a_removed_file_is_noticed),

@@ -235,8 +235,10 @@ static bool is_closing(hl__shm_bell *bell) {
 static void *run(void *context) {
   hl__shm_space *space = context;
   hl__shm_bell *bell = space->bell;
-  while (!bell->orphaned && !is_closing(bell)) {
+  for (;;) {
+    /* Before all that a call may be about, the closing too: a call behind this ends the sleep. */
     const uint32_t called = atomic_load(&bell->word);
+    if (bell->orphaned || is_closing(bell)) break;
     const bool gone = atomic_load(&space->gone) != HL__SHM_HERE;
     const bool on_slot = bell->n > 0 && !gone;
     const uint32_t rung = on_slot ? atomic_load(&slot_of(space)->bell) : 0;
