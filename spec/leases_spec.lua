@@ -109,10 +109,21 @@ describe("a lease", function()
       return manager:acquire(target, all)
     end
 
-    local function assert_free(target, options)
-      local all = { timeout = 0 }
+    -- A lock that is free. One try at a quorum gets nothing from a member that is too slow on a busy machine.
+    local function free_of(one, target, options)
+      local all, tries = { timeout = 0 }, 0
       for k, v in pairs(options or {}) do all[k] = v end
-      assert(assert(other:acquire(target, all)):release { confirm = true })
+      local handle, err
+      repeat
+        if tries > 0 then support.sleep(0.1) end
+        handle, err = one:acquire(target, all)
+        tries = tries + 1
+      until handle or store.name ~= "quorum" or tries == 30
+      return assert(handle, err)
+    end
+
+    local function assert_free(target, options)
+      assert(free_of(other, target, options):release { confirm = true })
     end
 
     local function assert_taken(target, options)
@@ -243,7 +254,7 @@ describe("a lease", function()
       assert(one:release(CONFIRM) and session:release { confirm = true })
       assert.is_nil((third:acquire(R1, { timeout = 0, ttl = LONG })))
       assert(two:release(CONFIRM))
-      assert(third:acquire(R1, { timeout = 0, ttl = LONG }))
+      free_of(third, R1, { ttl = LONG })
     end)
 
     it("keeps others out of what is above and below, and of nothing else", function()
@@ -290,7 +301,8 @@ describe("a lease", function()
 
     it("keeps out the same handle's manager, too: leases are not re-entrant", function()
       local handle = assert(lease(R1))
-      local err = assert_code("timeout", lease(R1))
+      local err = support.told(function() return lease(R1) end)
+      assert.equal("timeout", err.code)
       assert.truthy(err.message:find("this process", 1, true), err.message)
       assert(handle:release(CONFIRM))
     end)
@@ -434,11 +446,7 @@ describe("a lease", function()
 
     it("names itself to those whom it kept out", function()
       support.keep(assert(lease(R1, LONG, { owner = "alice", label = "edit" })))
-      local err
-      support.wait_until(function() -- a busy machine may not find them in the time of the call
-        err = assert_taken(R1)
-        return err.holders
-      end)
+      local err = support.told(function() return nil, assert_taken(R1) end)
       local holder = err.holders[1]
       assert.equal("lease", holder.kind)
       assert.equal("alice", holder.owner)

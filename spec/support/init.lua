@@ -39,6 +39,16 @@ function support.wait_until(condition, what, patience)
   error("gave up waiting for " .. (what or "a condition"), 2)
 end
 
+--- Tries until the failure names who was in the way, and returns that failure. A store has 50 ms to tell, which a busy
+-- one exceeds. try(): returns nil and the failure.
+function support.told(try)
+  return support.wait_until(function()
+    local handle, failure = try()
+    assert(handle == nil, "nothing was in the way")
+    return failure.holders and #failure.holders > 0 and failure
+  end, "holders in the error")
+end
+
 -- How many tries, and for how long, a wait has to end in time, see ends_in_time.
 local TRIES, PATIENCE = 40, 30
 
