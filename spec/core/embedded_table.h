@@ -137,7 +137,9 @@ static inline uint32_t lease_new(hl__shm_session *session, int64_t ms) {
 }
 
 static inline uint64_t stamp_of(uint32_t lease) {
-  return atomic_load(&hl__shm_lease_at(space, lease)->base.stamp);
+  hl__shm_lease *it = hl__shm_lease_at(space, lease);
+  if (!it) abort();
+  return atomic_load(&it->base.stamp);
 }
 
 static inline bool count_lease(void *context, uint32_t lease) {
