@@ -432,6 +432,25 @@ support.each_server(function(store)
       end
     end)
 
+    -- MySQL's thread that executes a KILL closes the socket of the killed one, whose thread may be about to write to it.
+    support.it_where_waits_are_told("is tried again when it begins with an answer to another connection", function()
+      for _, answer in ipairs { "\23\3\3\0\28" .. ("x"):rep(28), "\7\0\0\1\0\0\0\2\0\0\0" } do
+        local n = 0
+        between = proxy.open(store, function(data, first)
+          n = n + (first and 1 or 0)
+          return first and n == 1 and answer .. data or data
+        end)
+        assert.equal("open", support.process(nil):call([[
+          local manager, err = hierlock.open(...)
+          if not manager then return tostring(err) end
+          manager:close()
+          return "open"
+        ]], between.dsn, options()))
+        between.close()
+        between = nil
+      end
+    end)
+
     it("is given up after connect_timeout when it does not say a word", function()
       local silent = uv.new_tcp()
       finally(function() silent:close() uv.run("nowait") end)

@@ -322,8 +322,6 @@ static void wait_set(hl__mysql_session *session, int (*callback)(my_socket, my_b
 }
 
 static void wait_io_set(hl__mysql_session *session, bool on) {
-  session->greeted = session->untrusted = false;
-  *session->stranger = '\0';
   wait_set(session, on ? wait_connecting : wait_plain);
   if (!on && session->fd >= 0) limits_set(session->fd, false);
 }
@@ -419,8 +417,9 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
-int hl__mysql_connect(hl__mysql_store *store, int64_t deadline, hl__mysql_session **result,
-                      hl_error *error) {
+/* *strange: what answers does not greet as a server does. */
+static int connect_once(hl__mysql_store *store, int64_t patience, hl__mysql_session **result,
+                        bool *strange, hl_error *error) {
   const hl_dsn *dsn = store->config->dsn;
   int status = HL_OK;
   *result = NULL;
@@ -429,8 +428,7 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline, hl__mysql_sessio
   session->base.store = &store->base;
   session->store = store;
   session->fd = -1;
-  session->patience = hl__now_ms() + store->connect_timeout;
-  if (session->patience > deadline) session->patience = deadline;
+  session->patience = patience;
   atomic_init(&session->interrupted, false);
   atomic_init(&session->in_hand, false);
   session->mysql = mysql_init(NULL);
@@ -450,10 +448,26 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline, hl__mysql_sessio
     status = tls_check(session, error);
   }
 out:
+  *strange = *session->stranger != '\0';
   if (status)
     hl__mysql_disconnect(session);
   else
     *result = session;
+  return status;
+}
+
+/* MySQL's thread that executes a KILL closes the socket of the killed connection, while the thread
+   of that connection may be about to write to it. The socket of the next client then has the same
+   number, and the client reads another one's answer before its greeting. It has sent nothing yet,
+   so it connects once more. */
+int hl__mysql_connect(hl__mysql_store *store, int64_t deadline, hl__mysql_session **result,
+                      hl_error *error) {
+  bool strange = false;
+  int64_t patience = hl__now_ms() + store->connect_timeout;
+  if (patience > deadline) patience = deadline;
+  int status = connect_once(store, patience, result, &strange, error);
+  if (strange && hl__left_ms(patience) > 0)
+    status = connect_once(store, patience, result, &strange, error);
   return status;
 }
 
