@@ -6,9 +6,7 @@
 #include "faults.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
-#include <execinfo.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -330,29 +328,9 @@ static void show_descriptors(void) {
   }
 }
 
-/* Where it crashed, for addr2line. */
-static void crashed(int number) {
-  void *frames[40];
-  int n = backtrace(frames, 40);
-  for (int i = 0; i < n; i++) {
-    Dl_info info = {0};
-    (void)dladdr(frames[i], &info);
-    complain(area, "signal %d: %s + 0x%lx (%s)", number, info.dli_fname,
-             (unsigned long)((char *)frames[i] - (char *)info.dli_fbase),
-             info.dli_sname ? info.dli_sname : "");
-  }
-  (void)signal(number, SIG_DFL);
-  (void)raise(number);
-}
-
 _Noreturn void client_main(lane_area *given) {
   area = given;
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-  void *loaded[1];
-  (void)backtrace(loaded, 1);
-  (void)signal(SIGSEGV, crashed);
-  (void)signal(SIGBUS, crashed);
-  (void)signal(SIGABRT, crashed);
   int descriptors = entries("/proc/self/fd");
   (void)ptrace(PTRACE_TRACEME, 0, NULL, NULL);
   (void)raise(SIGSTOP);

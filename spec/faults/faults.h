@@ -128,7 +128,7 @@ typedef enum order {
 typedef struct lane_area {
   /* ORDERS * n + the n-th order; and which one the peer has come to, REST: and done. */
   _Atomic unsigned order, obeyed;
-  _Atomic pid_t peer;
+  _Atomic pid_t peer; /* 0: it has ended */
 
   /* From here on new in each run. */
   char dsn[512], directory[256]; /* of this run; the directory of the embedded store */
@@ -213,6 +213,8 @@ void lane_open(int lane, const char *admin);
 /* Runs a lane once. p is NULL: without a fault, and counted. */
 void lane_run(const point *p, int variant, census *found);
 void lane_close(void);
+/* Complains that the peer has ended; the caller has waited for it. */
+void peer_ended(lane_area *area, int status);
 
 /* ----------------------------------------------------------------- tracer.c */
 
@@ -242,6 +244,8 @@ void trace_start(tracer *self, lane_area *area, const point *p, census *found);
 trace_event trace_run(tracer *self, int64_t deadline);
 /* Goes on after a point; without stops, as nothing is counted any more. */
 void trace_continue(tracer *self);
+/* Lets go of a client that hangs, so that a debugger can trace it. */
+void trace_detach(tracer *self);
 const char *call_name(long call, char out[32]);
 
 /* ----------------------------------------------- client.c, peer.c, server.c */

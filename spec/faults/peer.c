@@ -17,7 +17,8 @@ enum {
   TRIES_MS = 2048,
   HOLD_US = 1500,
   SLICE_MS = 5,
-  IN_THE_WAY_US = 12000
+  IN_THE_WAY_US = 12000,
+  SLOWLY_US = 12000 /* so that there is room for the grants of a run whose client hangs */
 };
 
 static lane_area *area;
@@ -183,7 +184,7 @@ static void race(void) {
     hl_lock *lock = get(wanted[i], TRY_MS, &g);
     if (lock) (void)usleep(HOLD_US);
     give(g, lock);
-    (void)usleep(200);
+    (void)usleep(atomic_load(&area->grants) < GRANTS / 2 ? 200 : SLOWLY_US);
   }
   if (ordered()) {
     if (grab(patience))

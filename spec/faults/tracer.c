@@ -5,6 +5,7 @@
  */
 #include "faults.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -293,10 +294,25 @@ trace_event trace_run(tracer *self, int64_t deadline) {
       self->status = status;
       return TRACE_END;
     } else if (tid > 0 && tid == atomic_load(&self->area->peer)) {
-      complain(self->area, "the peer ended with status 0x%x", (unsigned)status);
+      peer_ended(self->area, status);
     }
     if (now_ns() > deadline) return TRACE_LATE;
   }
 }
 
 void trace_continue(tracer *self) { go(self, self->at, 0); }
+
+void trace_detach(tracer *self) {
+  char name[64];
+  (void)snprintf(name, sizeof name, "/proc/%d/task", (int)self->pid);
+  DIR *directory = opendir(name);
+  struct dirent *entry;
+  while (directory && (entry = readdir(directory))) {
+    int status, tid = atoi(entry->d_name);
+    int64_t end = now_ns() + S;
+    if (tid <= 0 || tgkill(self->pid, tid, SIGSTOP)) continue;
+    while (waitpid(tid, &status, __WALL) < 0 && errno == EINTR && now_ns() < end) {}
+    (void)ptrace(PTRACE_DETACH, tid, NULL, NULL);
+  }
+  if (directory) (void)closedir(directory);
+}
