@@ -4,6 +4,8 @@
  */
 #include "faults.h"
 
+#include "stacks.h"
+
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -168,32 +170,6 @@ static void judge_end(const tracer *client, trace_event event) {
     complain(area, "the client ended with status %d in stage %d", WEXITSTATUS(client->status), in);
 }
 
-static bool line_read(pid_t pid, const char *tid, const char *file, char *line, int size) {
-  char name[80];
-  (void)snprintf(name, sizeof name, "/proc/%d/task/%.16s/%s", (int)pid, tid, file);
-  FILE *of = fopen(name, "r");
-  bool did = of && fgets(line, size, of);
-  if (of) (void)fclose(of);
-  if (did) line[strcspn(line, "\n")] = '\0';
-  return did;
-}
-
-/* Shows in which system call each thread of a hanging process is, and in which function of the
-   kernel. */
-static void show_threads(pid_t pid) {
-  char name[64], call[200], where[64];
-  (void)snprintf(name, sizeof name, "/proc/%d/task", (int)pid);
-  DIR *directory = opendir(name);
-  struct dirent *entry;
-  while (directory && (entry = readdir(directory))) {
-    if (entry->d_name[0] == '.' || !line_read(pid, entry->d_name, "syscall", call, sizeof call) ||
-        !line_read(pid, entry->d_name, "wchan", where, sizeof where))
-      continue;
-    complain(area, "its thread %.16s is in system call %.100s, %s", entry->d_name, call, where);
-  }
-  if (directory) (void)closedir(directory);
-}
-
 /* While it is on, it interrupts each wait, so that trace_run sees its deadline. */
 static void timer_set(bool on) {
   const suseconds_t us = on ? 50000 : 0;
@@ -201,35 +177,11 @@ static void timer_set(bool on) {
   (void)setitimer(ITIMER_REAL, &often, NULL);
 }
 
-/* Adds what gdb says of a function: "#1  0x00007f12 in name (arguments) at file.c:12". */
-static void stack_add(char stack[MESSAGE], const char *line) {
-  const char *name = line + strcspn(line, " ");
-  name += strspn(name, " ");
-  const char *in = strncmp(name, "0x", 2) == 0 ? strstr(name, " in ") : NULL;
-  if (in) name = in + 4;
-  const char *at = strstr(name, " at "), *number = at ? strrchr(at, ':') : NULL;
-  size_t length = strlen(stack);
-  (void)snprintf(stack + length, MESSAGE - length, " < %.*s%s", (int)strcspn(name, " "), name,
-                 number ? number : "");
-}
+static void thread_show(const char *line) { complain(area, "%s", line); }
 
-/* Shows the functions that each thread of a process is in, the innermost first, where there is a
-   gdb. Nothing traces the process. A thread has one line, as the end of CI's log has few. */
 static void show_stacks(pid_t pid) {
-  char line[1024], stack[MESSAGE] = "";
-  (void)snprintf(line, sizeof line,
-                 "timeout 30 gdb -p %d -batch -ex 'thread apply all bt 30' 2>/dev/null", (int)pid);
   timer_set(false);
-  FILE *gdb = popen(line, "r");
-  while (gdb && fgets(line, sizeof line, gdb)) {
-    line[strcspn(line, "\n")] = '\0';
-    if (line[0] == '#') stack_add(stack, line);
-    if (line[0] != 'T') continue;
-    if (stack[0]) complain(area, "%s", stack);
-    (void)snprintf(stack, sizeof stack, "%.100s", line);
-  }
-  if (stack[0]) complain(area, "%s", stack);
-  if (gdb) (void)pclose(gdb);
+  stacks_of(pid, thread_show);
   timer_set(true);
 }
 
@@ -279,7 +231,7 @@ static void prepare(const point *p, int variant) {
 
 /* Shows where a client that hangs is, and ends it. */
 static void end_hanging(tracer *client) {
-  show_threads(client->pid);
+  stacks_of_kernel(client->pid, thread_show);
   trace_detach(client);
   show_stacks(client->pid);
   area->dirty = true;
@@ -294,7 +246,6 @@ static bool peer_rests(int64_t deadline) {
   while (peer_lives() && atomic_load(&area->obeyed) != atomic_load(&area->order)) {
     if (now_ns() > deadline) {
       complain(area, "the peer hangs");
-      show_threads(peer);
       show_stacks(peer);
       return false;
     }

@@ -30,6 +30,8 @@
  */
 #include "hierlock.h"
 
+#include "stacks.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -60,6 +62,8 @@ enum {
 
 /* Beyond the longest ttl, hold_timeout included, on any store; ms. */
 #define LEFT_MS 20000
+/* A process hangs that has not ended so long after it was told to; ms. */
+#define HANG_MS 120000
 /* In a store of leases only, a killed process keeps a lock without a ttl for so long; ms. */
 #define HOLD_MS 1000
 
@@ -758,18 +762,39 @@ static void report(void) {
          (double)atomic_load(&shared->longest_gap) / 1e9);
 }
 
+static bool ended_badly(int which, int status) {
+  if (WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 0) return false;
+  printf("process %d ended with status %x\n", which, (unsigned)status);
+  return true;
+}
+
+static void thread_show(const char *line) { printf("  %s\n", line); }
+
+/* Waits until a process that was told to has ended. False: it should not have, or it hangs. */
+static bool ends(int which, pid_t pid) {
+  int64_t until_ns = now() + INT64_C(1000000) * HANG_MS;
+  int status = 0;
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    if (now() > until_ns) {
+      printf("VIOLATION: process %d does not end\n", which);
+      stacks_of(pid, thread_show);
+      (void)kill(pid, SIGKILL);
+      (void)waitpid(pid, &status, 0);
+      return false;
+    }
+    sleep_us(5000);
+  }
+  return !ended_badly(which, status);
+}
+
 /* Starts ended processes anew. *died: the number that should not have ended. False: one is full. */
 static bool tend(pid_t *pids, uint64_t seed, unsigned *died) {
   bool goes_on = true;
   for (int i = 0; i < processes; i++) {
     int status;
     if (waitpid(pids[i], &status, WNOHANG) != pids[i]) continue;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-      goes_on = false;
-    } else if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) {
-      (*died)++;
-      printf("process %d ended with status %x\n", i, (unsigned)status);
-    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) goes_on = false;
+    if (ended_badly(i, status)) (*died)++;
     for (int j = 0; j < TEXTS; j++) { /* the texts that it was using */
       int its = atomic_load(&shared->texts[j].busy);
       if (its > i * threads && its <= (i + 1) * threads)
@@ -832,10 +857,8 @@ int main(int argc, char **argv) {
     progress(begun);
   }
   atomic_store(&shared->stop, 1);
-  for (int i = 0; i < processes; i++) {
-    int status;
-    (void)waitpid(pids[i], &status, 0);
-  }
+  for (int i = 0; i < processes; i++)
+    if (!ends(i, pids[i])) died++;
   report();
   unsigned wrong = check() + died + (unsigned)shared->failures;
   wrong += take_everything();

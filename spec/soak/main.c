@@ -32,6 +32,7 @@
 #include "soak.h"
 
 #include "servers.h"
+#include "stacks.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -122,15 +123,7 @@ static void worker_start(int i) {
                lua ? start_lua(i, rounds) : process_start("worker", i, rounds));
 }
 
-static void stacks(pid_t pid) {
-  char command[128];
-  (void)snprintf(command, sizeof command,
-                 "gdb -p %d -batch -ex 'thread apply all bt 30' 2>/dev/null | grep -v "
-                 "'^\\[New\\|^$' | head -600",
-                 (int)pid);
-  (void)fflush(stdout);
-  if (system(command)) {}
-}
+static void thread_show(const char *line) { (void)printf("             %s\n", line); }
 
 static void worker_ended(int i, int status, bool expected) {
   if (!expected && !faults_may_end(status))
@@ -363,7 +356,7 @@ static void rest(void) {
         violation("worker %d (pid %d) does not come to rest: %d of %d threads", i,
                   (int)shared->worker[i].pid, atomic_load(&shared->worker[i].threads_at_rest),
                   shared->threads);
-        stacks(shared->worker[i].pid);
+        stacks_of(shared->worker[i].pid, thread_show);
         atomic_store(&shared->pause, false);
         return;
       }
@@ -404,7 +397,7 @@ static void finish(void) {
     while (waitpid(pid, &status, WNOHANG) == 0 && now_ns() < end) (void)usleep(5000);
     if (kill(pid, 0) == 0) {
       violation("worker %d (pid %d) does not end", i, (int)pid);
-      stacks(pid);
+      stacks_of(pid, thread_show);
       (void)kill(pid, SIGKILL);
       (void)waitpid(pid, NULL, 0);
     } else if (status) {
