@@ -74,14 +74,19 @@ static atomic_bool leaseless; /* a store that is opened has no leases */
 static atomic_uint left;      /* so many of these stores are open, or being opened */
 static atomic_bool refuses;   /* no lease can be made */
 static atomic_uint asked;     /* so many were asked for meanwhile */
+static atomic_bool full;      /* the next drop of a lease at gated-c has no descriptor */
+static gate retries;          /* before a later one there; gated-b waits for that one */
+static gate answers;          /* the next drop there is carried out; its answer does not come */
 
 static atomic_bool hangs;              /* the next look is not answered in time */
 static hl_session *_Atomic unanswered; /* on which that was: the answer may still come */
 static atomic_uint confused;           /* so often it was used all the same */
 
-static void gate_pass(gate *self) {
-  if (!atomic_load(&self->shut) || atomic_exchange(&self->reached, true)) return;
+/* Whether the call was stopped. */
+static bool gate_pass(gate *self) {
+  if (!atomic_load(&self->shut) || atomic_exchange(&self->reached, true)) return false;
   while (atomic_load(&self->shut)) sleep_ms(1);
+  return true;
 }
 
 static void gate_close(gate *self) {
@@ -150,9 +155,23 @@ static int gated_refresh(hl_session *session, const hl_lease_terms *terms, int64
   return status;
 }
 
+static int lease_drop(hl_session *session, const hl_lease_terms *terms, bool confirm,
+                      int64_t deadline, hl_error *error) {
+  if (session->store == atomic_load(&at_b)) {
+    while (atomic_load(&retries.shut) && !atomic_load(&retries.reached)) sleep_ms(1);
+    return file_drop(session, terms, confirm, deadline, error);
+  }
+  if (atomic_exchange(&full, false)) return hl__error(error, HL_ESTORE, "too many open files");
+  (void)gate_pass(&retries);
+  int status = file_drop(session, terms, confirm, deadline, error);
+  if (gate_pass(&answers)) return hl__error(error, HL_ECONNECTION, "it is cut off");
+  /* As servers answer, whose answers can be cut off. */
+  return status == HL_ELOST && terms->again ? HL__ABSENT : status;
+}
+
 static int gated_drop(hl_session *session, const hl_lease_terms *terms, bool confirm,
                       int64_t deadline, hl_error *error) {
-  if (!hl__is_presence(terms->id)) return file_drop(session, terms, confirm, deadline, error);
+  if (!hl__is_presence(terms->id)) return lease_drop(session, terms, confirm, deadline, error);
   gate_pass(&ends);
   int status = file_drop(session, terms, confirm, deadline, error);
   return atomic_exchange(&cuts, false) ? HL_ECONNECTION : status;
@@ -281,10 +300,13 @@ static int take(hl_session *session, hl_lease_terms *terms) {
   return status;
 }
 
+static int release(hl_session *session, const hl_lease_terms *terms, int64_t patience) {
+  return session->store->leases->drop(session, terms, true, hl__now_ms() + patience, NULL);
+}
+
 static void drop(hl_session *session, const hl_lease_terms *terms) {
-  int64_t deadline = hl__now_ms() + PATIENCE_MS;
-  assert_int_equal(session->store->leases->drop(session, terms, true, deadline, NULL), HL_OK);
-  assert_int_equal(ops->settle(session, deadline, NULL), HL_OK);
+  assert_int_equal(release(session, terms, PATIENCE_MS), HL_OK);
+  assert_int_equal(ops->settle(session, hl__now_ms() + PATIENCE_MS, NULL), HL_OK);
 }
 
 static void count(void *context, const hl_holder *holder) {
@@ -607,6 +629,48 @@ static void a_lease_is_healed_for_no_longer_than_a_quorum_has_it(void **state) {
   WAIT_UNTIL(atomic_load(&left) == 0);
 }
 
+/* A thread asks c again while the caller waits for b: c neither has answered nor has lost it. */
+static void a_release_is_not_lost_while_a_member_is_asked_again(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "absent-a gated-b gated-c", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms first = lease_named("first");
+  assert_int_equal(take(session, &first), HL_OK);
+  atomic_store(&full, true);
+  gate_close(&retries);
+  assert_int_not_equal(release(session, &first, PATIENCE_MS), HL_ELOST);
+  WAIT_UNTIL(atomic_load(&retries.reached));
+  assert_int_equal(records("gated-c", false), 1);
+  gate_open(&retries);
+  WAIT_UNTIL(release(session, &first, PATIENCE_MS) == HL_OK);
+  assert_int_equal(records("gated-c", false), 0);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
+/* c has dropped the record for the first of two calls, and finds none for the second. */
+static void a_release_is_not_lost_while_an_earlier_drop_is_not_answered(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "absent-a gated-b gated-c", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms first = lease_named("first");
+  assert_int_equal(take(session, &first), HL_OK);
+  gate_close(&answers);
+  assert_int_equal(release(session, &first, STAYS_MS), HL_TIMEOUT);
+  WAIT_UNTIL(atomic_load(&answers.reached));
+  assert_int_not_equal(release(session, &first, PATIENCE_MS), HL_ELOST);
+  gate_open(&answers);
+  WAIT_UNTIL(release(session, &first, PATIENCE_MS) == HL_OK);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
 /* ------------------------------------------------------------------------- opening */
 
 static void *open_plainly(void *unused) {
@@ -783,6 +847,8 @@ int main(int argc, char **argv) {
       TEST(a_lock_that_is_waited_for_longer_than_a_presence_lasts_has_one),
       TEST(a_lock_is_not_granted_where_another_list_came_meanwhile),
       TEST(a_lease_is_healed_for_no_longer_than_a_quorum_has_it),
+      TEST(a_release_is_not_lost_while_a_member_is_asked_again),
+      TEST(a_release_is_not_lost_while_an_earlier_drop_is_not_answered),
       TEST(a_session_whose_look_was_not_answered_is_closed),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),

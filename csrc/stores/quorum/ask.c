@@ -191,13 +191,14 @@ void hl__ask_done(hl__quorum_ask *ask) {
   if (ask->leftover && ask->status != HL_OK && ask->status != HL_ELOST) part->leftover = true;
   if (hl__ask_converts(ask)) convert_done(ask);
   if (ask->kind == HL__ASK_DROP) {
-    bool gone = ask->status == HL_OK || ask->status == HL_ELOST;
+    bool answered = ask->status == HL_OK || ask->status == HL_ELOST;
     part->dropping--;
-    if (gone) part->gone = part->gone || ask->status == HL_OK;
-    part->leftover = !gone;
-    part->told = part->told || (!gone && ask->sent);
+    part->gone = part->gone || ask->status == HL_OK;
+    part->told = part->told || (!answered && ask->sent);
     part->spoiled = part->spoiled || part->told;
-    if (gone) part->in = false;
+    /* Another drop, which is not answered yet, may have ended the record that this one misses. */
+    part->leftover = !answered || (ask->status == HL_ELOST && part->dropping > 0);
+    if (!part->leftover) part->in = false;
   }
   if (ask->listener) (void)pthread_cond_signal(&ask->listener->answered);
 }

@@ -59,19 +59,18 @@ void hl__quorum_unref(hl__quorum_store *store) {
 
 /* --------------------------------------------------------------- healing */
 
-/* Whether the member may have a record of a lease that was released. */
+/* Whether the member may have a record of a released lease, and is not asked to drop it. */
 static bool is_left_over(const hl__quorum_member *member, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex) {
-  return lease->dropped && lease->at[member->number].leftover && hl__boot_ms() < lease->end;
+  const hl__quorum_part *part = &lease->at[member->number];
+  return lease->dropped && part->leftover && !part->dropping && hl__boot_ms() < lease->end;
 }
 
-/* Has the member drop that record. */
+/* Has the member drop that record, which is left over until the answer: else a second release would
+   take it for lost. */
 static void leftover_drop(hl__quorum_member *member, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_part *part = &lease->at[member->number];
-  if (part->making || part->dropping) return;
-  part->leftover = false;
-  hl__ask_drop(member, lease);
+  if (!lease->at[member->number].making) hl__ask_drop(member, lease);
 }
 
 /* Has the member drop the records of all released leases. */
