@@ -39,13 +39,13 @@ function support.wait_until(condition, what, patience)
   error("gave up waiting for " .. (what or "a condition"), 2)
 end
 
---- Tries until the failure names who was in the way, and returns that failure. A store has 50 ms to tell, which a busy
--- one exceeds. try(): returns nil and the failure.
+--- Tries until the failure names all who were in the way, and returns that failure. A store has 50 ms to tell, which a
+-- busy one exceeds; it may have named some by then. try(): returns nil and the failure.
 function support.told(try)
   return support.wait_until(function()
     local handle, failure = try()
     assert(handle == nil, "nothing was in the way")
-    return failure.holders and #failure.holders > 0 and failure
+    return failure.holders and #failure.holders > 0 and not failure.holders_unknown and failure
   end, "holders in the error")
 end
 
