@@ -19,6 +19,17 @@ local PROGRAM = [[
   io.flush()
   %s]]
 
+-- The close leaves leases without auto_release to themselves.
+local BEHIND = [[
+  local manager = assert(require "hierlock".open(%q, %s))
+  local handles = {}
+  for i = 1, 20 do
+    handles[i] = assert(manager:acquire({ "exit", "a", "r" .. i }, { ttl = 300, timeout = 20, auto_release = false }))
+  end
+  manager:close()
+  for _, handle in ipairs(handles) do assert(handle:release()) end
+  os.exit(0)]]
+
 local ANY = [[
   local manager = assert(require "hierlock".open(%q, %s))
   local targets = {}
@@ -63,6 +74,12 @@ describe("a process that ends after it has released leases", function()
         end)
       end
     end
+
+    it("leaves none that it releases behind the close of their manager", function()
+      local output, status = run(BEHIND)
+      assert.equal(0, status, output)
+      assert.equal(0, #assert(manager:leases { target = { "exit" } }))
+    end)
 
     -- The other waits are given up when the first is granted, and may be granted just then.
     it("leaves none of what it started, and did not want, when it closes the manager", function()

@@ -656,6 +656,17 @@ describe("a lease", function()
       assert_taken(R1)
     end)
 
+    it("is given back by a release that follows its manager's close, also without auto_release", function()
+      for _ = 1, 2 do
+        local one = open()
+        local handle = assert(one:acquire(R1, { ttl = LONG, auto_release = false }))
+        one:close()
+        assert_taken(R1)
+        assert.is_true(handle:release())
+        eventually(function() assert_free(R1) end)
+      end
+    end)
+
     it("survives a process that is killed, and ends by itself", function()
       local peer = support.process(store)
       peer:call("handles.lock = assert(manager:acquire(..., { ttl = 1.5 }))", R1)

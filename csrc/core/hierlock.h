@@ -569,10 +569,11 @@ int hl_lock_downgrade(hl_lock *lock, hl_error *error);
    Without confirm it does not wait for the store's answer and never blocks.
    HL_ELOST when the lock is known to have been lost before. Another call on the lock is given up,
    and the lock is released when that call has ended: with confirm this waits for that, as long as
-   the lock is surely held, and then says HL_ECONNECTION: it is not confirmed. With confirm after
-   hl_manager_close: a lease asks the store, and is released even without auto_release; a session
-   lock of a server is HL_ECONNECTION, as its session has ended without an answer. In a forked child
-   HL_ERELEASED, and nothing happens to the parent's lock. */
+   the lock is surely held, and then says HL_ECONNECTION: it is not confirmed. After
+   hl_manager_close: a lease without auto_release is released, by a thread without confirm. With
+   confirm, a lease asks the store, and a session lock of a server is HL_ECONNECTION, as its session
+   has ended without an answer. In a forked child HL_ERELEASED, and nothing happens to the parent's
+   lock. */
 int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error);
 
 /* The end of its scope: as hl_lock_release without confirm, but a lease without

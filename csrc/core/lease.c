@@ -720,9 +720,11 @@ static bool release_send(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
 
 /* The lease ended when its manager was closed. That waits for the store no longer than a second,
    and leaves a lease without auto_release to itself. */
-static int release_closed(hl__lease *lease, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
-  operation drop = {.kind = DROP, .confirm = true, .again = lease->releases};
-  if (lease->gone) return HL_OK;
+static int release_closed(hl__lease *lease, bool confirm, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  operation drop = {.kind = DROP, .confirm = confirm, .again = lease->releases};
+  if (lease->gone || (!confirm && lease->releases)) return HL_OK;
+  if (!confirm && lease->manager->ops->traits.blocks && drop_later(lease)) return HL_OK;
   int status = take_back(lease, &drop, error);
   lease->gone = is_done(status);
   return status;
@@ -745,8 +747,8 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
     if (later && drop_later(lease) && !confirm) status = HL_OK;
   } else if (lease->state == HL__LEASE_LOST) {
     status = not_held(lease, error);
-  } else if (confirm && manager->closed) {
-    status = release_closed(lease, error);
+  } else if (manager->closed) {
+    status = release_closed(lease, confirm, error);
   }
   hl__manager_mutex_unlock(manager);
   return status;

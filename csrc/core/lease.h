@@ -98,8 +98,9 @@ int hl__lease_refresh(hl__lease *lease, int64_t ttl, hl_error *error);
    connection: then it is not known. */
 int hl__lease_check(hl__lease *lease, hl_error *error);
 /* Gives the lease back; once. HL_OK; HL_ELOST: there was nothing to give back. Without confirm it
-   does not block. If it cannot send at once, or fails otherwise, a worker goes on. With confirm, a
-   lease that ended with its manager asks the store, unless the close has heard that it is gone. */
+   does not block. If it cannot send at once, or fails otherwise, a worker goes on. Of a lease that
+   ended with its manager: gives it back if the close left it to itself; with confirm, asks the
+   store, unless the close has heard that it is gone. */
 int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error);
 /* Leaves the lease to itself: this process has no part in it any more. HL_OK; HL_ELOST,
    HL_ERELEASED: it was not held. */
