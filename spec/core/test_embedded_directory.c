@@ -16,6 +16,11 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+
+#ifndef RENAME_EXCHANGE
+#define RENAME_EXCHANGE (1 << 1)
+#endif
 
 /* -------------------------------------------------- what is there, and whose */
 
@@ -257,6 +262,52 @@ static void a_waiter_leaves_a_renamed_directory(void **state) {
   reap(pid);
   ops->session_close(a);
   ops->close(store);
+}
+
+static void hold_beside(intptr_t mode) {
+  char path[400];
+  (void)snprintf(path, sizeof path, "%s", path_of("-x"));
+  dsn.path = path;
+  hold_until_stop(mode);
+}
+
+/* It goes on in the present directory, where the row is held, too. Who interrupts it does so once.
+   before: its take has not begun yet. */
+static void a_waiter_is_interrupted_in_a_renamed_directory(bool before) {
+  pid_t pids[2];
+  pids[0] = spawn(hold_until_stop, HL_EXCLUSIVE);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  atomic_store(&shared->step, 0);
+  pids[1] = spawn(hold_beside, HL_EXCLUSIVE);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store);
+  waiting w;
+  if (!before) waiting_start(&w, a, HL_EXCLUSIVE, PATIENCE_MS, false);
+  assert_int_equal(
+      syscall(SYS_renameat2, AT_FDCWD, directory, AT_FDCWD, path_of("-x"), RENAME_EXCHANGE), 0);
+  assert_int_equal(ops->check(b, NULL), HL_ECONNECTION);
+  ops->interrupt(a);
+  if (before) waiting_start(&w, a, HL_EXCLUSIVE, PATIENCE_MS, false);
+  int status = waiting_end(&w);
+  assert_true(status == HL_CANCELLED || status == HL_ECONNECTION);
+  assert_int_equal(take1(a, 2, HL_EXCLUSIVE, PATIENCE_MS), HL_OK); /* it is forgotten */
+  atomic_store(&shared->stop, 1);
+  reap(pids[0]);
+  reap(pids[1]);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->close(store);
+}
+
+static void a_take_is_interrupted_in_a_renamed_directory(void **state) {
+  (void)state;
+  a_waiter_is_interrupted_in_a_renamed_directory(true);
+}
+
+static void a_wait_is_interrupted_in_a_renamed_directory(void **state) {
+  (void)state;
+  a_waiter_is_interrupted_in_a_renamed_directory(false);
 }
 
 /* In a process of its own, which SIGBUS may end if it touches the table before its next look at the
@@ -615,6 +666,8 @@ int main(int argc, char **argv) {
       SPEC(a_replaced_control_file_is_noticed),
       SPEC(a_changed_link_is_noticed),
       SPEC(a_waiter_leaves_a_renamed_directory),
+      SPEC(a_take_is_interrupted_in_a_renamed_directory),
+      SPEC(a_wait_is_interrupted_in_a_renamed_directory),
       SPEC(a_truncated_control_file_is_never_begun_anew),
       SPEC(a_copied_directory_is_refused),
       SPEC(a_program_that_locks_all_bytes_stops_openers_alone),

@@ -98,6 +98,7 @@ int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error)
   hl__embedded_guard_lock(session);
   hl__shm_session *before = session->table; /* a child that is forked meanwhile frees this one */
   session->table = fresh;
+  if (atomic_load(&session->interrupted)) hl__shm_cancel(fresh); /* it has met the one before */
   hl__embedded_guard_unlock(session);
   hl__shm_end(before);
   return HL_OK;

@@ -73,7 +73,9 @@ static int session_take(hl_session *base, const hl_request *request, hl_grant *g
   do {
     status = request->extend ? HL_OK : hl__embedded_session_refresh(session, error);
     if (status == HL_OK) status = rows_take(session, request, grant, error);
-  } while (status == HL_ECONNECTION && !request->extend && ++tries < REOPEN_MAX);
+    /* The table forgets an interruption when the directory is gone: then it must not wait again. */
+  } while (status == HL_ECONNECTION && !request->extend && !atomic_load(&session->interrupted) &&
+           ++tries < REOPEN_MAX);
   /* settle forgets an interruption that comes later. */
   atomic_store(&session->interrupted, false);
   return status;
