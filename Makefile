@@ -311,6 +311,7 @@ $(BUILD)/hierlock_spec/late.so $(BUILD)/hierlock_spec/late_set.so: override CFLA
 $(BUILD)/test_threads $(BUILD)/test_memory: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/test_judge: HL_CFLAGS += -Icsrc/stores/judge
 $(BUILD)/test_memcached: HL_CFLAGS += -Icsrc/stores/memcached
+$(BUILD)/test_quorum: HL_CFLAGS += -Icsrc/stores/quorum
 $(BUILD)/test_embedded $(BUILD)/test_embedded_others $(BUILD)/test_embedded_file $(BUILD)/test_step: $(wildcard spec/embedded/*.h)
 # It loads and unloads one that has the library in it.
 $(BUILD)/test_unload: $(BUILD)/unloaded.so

@@ -6,7 +6,7 @@
 #include "clock.h"
 #include "error.h"
 #include "hierlock.h"
-#include "store.h"
+#include "quorum.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,9 +38,10 @@
 /* exit() waits longer for a thread that does not come. */
 #define AWAITED_MS 2000
 #define TRIES 10
-/* A caller waits so long for a member. */
-#define ANSWER_MS 1000
 #define CALLS 12
+/* So many leases are had while a member hangs; so many questions may stay there meanwhile. */
+#define LEASES 200
+#define FEW 32
 
 static const hl_store_ops *const ops = &hl_store_quorum;
 static hl_layout *layout;
@@ -74,6 +75,7 @@ static atomic_bool leaseless; /* a store that is opened has no leases */
 static atomic_uint left;      /* so many of these stores are open, or being opened */
 static atomic_bool refuses;   /* no lease can be made */
 static atomic_uint asked;     /* so many were asked for meanwhile */
+static atomic_bool stuck;     /* no session can be used, nor opened */
 static atomic_bool full;      /* the next drop of a lease at gated-c has no descriptor */
 static gate retries;          /* before a later one there; gated-b waits for that one */
 static gate answers;          /* the next drop there is carried out; its answer does not come */
@@ -100,6 +102,7 @@ static int gated_settle(hl_session *session, int64_t deadline, hl_error *error) 
   if (session == atomic_load(&unanswered)) atomic_fetch_add(&confused, 1u);
   if (atomic_load(&blinds)) atomic_store(&blind, true);
   gate_pass(&settles);
+  while (atomic_load(&stuck)) sleep_ms(1);
   return hl_store_file.settle(session, deadline, error);
 }
 
@@ -126,6 +129,12 @@ static int gated_take(hl_session *session, const hl_request *request, hl_grant *
     return hl__error(error, HL_ESTORE, "it refuses");
   }
   return hl_store_file.take(session, request, grant, error);
+}
+
+static int gated_session_open(hl_store *store, int64_t deadline, hl_session **session,
+                              hl_error *error) {
+  while (atomic_load(&stuck)) sleep_ms(1);
+  return hl_store_file.session_open(store, deadline, session, error);
 }
 
 static void gated_session_close(hl_session *session) {
@@ -784,7 +793,7 @@ static void a_member_that_is_opened_for_long_is_waited_for_once(void **state) {
     assert_int_equal(take(session, &terms), HL_OK);
     drop(session, &terms);
   }
-  assert_true(hl__now_ms() - begun < CALLS * ANSWER_MS / 2);
+  assert_true(hl__now_ms() - begun < CALLS * HL__QUORUM_ANSWER_MS / 2);
   gate_open(&opens);
   ops->session_close(session);
   close_quorum(&quorum);
@@ -810,6 +819,54 @@ static void a_member_that_has_no_room_for_a_while_is_opened_later(void **state) 
   ops->session_close(session);
   close_quorum(&quorum);
   WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
+/* ---------------------------------------------------------------- a member that hangs */
+
+static unsigned queued_at(hl_store *base, unsigned member) {
+  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
+  hl__quorum_mutex_lock(store);
+  unsigned queued = store->members[member].queued;
+  hl__quorum_mutex_unlock(store);
+  return queued;
+}
+
+static void lose(hl_session *session, hl_lease_terms *terms) {
+  const hl_lease_filter filter = {.id = terms->id, .by = "test", .reason = "test"};
+  int64_t deadline = hl__now_ms() + PATIENCE_MS, sent;
+  uint64_t revoked;
+  assert_int_equal(session->store->leases->revoke(session, &filter, deadline, &revoked, NULL),
+                   HL_OK);
+  assert_int_equal(refresh(session, terms, &sent), HL_ELOST);
+}
+
+/* Else its questions fill the memory: the takes of leases that were released or lost by now, and
+   the ends of the presence, one for each last session that was closed. */
+static void a_member_that_hangs_has_few_questions(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "a b gated-c", &error), HL_OK);
+  atomic_store(&stuck, true);
+  for (int i = 0; i < LEASES; i++) {
+    char name[24];
+    (void)snprintf(name, sizeof name, "lease %d", i);
+    hl_lease_terms terms = lease_named(name);
+    hl_session *session = session_new(quorum.store);
+    assert_int_equal(take(session, &terms), HL_OK);
+    if (i % 2)
+      drop(session, &terms);
+    else
+      lose(session, &terms);
+    ops->session_close(session);
+  }
+  unsigned queued = queued_at(quorum.store, 2);
+  atomic_store(&stuck, false);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+  assert_in_range(queued, 0, FEW);
+  assert_int_equal(records("gated-c", false), 0);
+  assert_int_equal(records("gated-c", true), 0);
 }
 
 /* ------------------------------------------------------------------------ begin */
@@ -853,6 +910,7 @@ int main(int argc, char **argv) {
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),
       TEST(a_member_that_has_no_room_for_a_while_is_opened_later),
+      TEST(a_member_that_hangs_has_few_questions),
       cmocka_unit_test(nothing_is_left),
   };
   if (hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK) return 1;
@@ -860,6 +918,7 @@ int main(int argc, char **argv) {
   gated.open = gated_open;
   gated.traits.blocks = true; /* as the clients of servers do */
   gated.close = gated_close;
+  gated.session_open = gated_session_open;
   gated.session_close = gated_session_close;
   gated.settle = gated_settle;
   gated.take = gated_take;

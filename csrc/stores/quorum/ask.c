@@ -218,8 +218,32 @@ void hl__ask_end(hl__quorum_ask *ask) {
   ask->awaited = false;
 }
 
+/* Takes a question out of the queue. */
+static void cancel(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  queue_remove(ask->member, ask);
+  ask->status = HL_CANCELLED;
+  hl__ask_done(ask);
+  hl__ask_end(ask);
+  hl__ask_unref(ask);
+}
+
+/* Cancels what no caller listens for. */
+static void cancel_all(hl__quorum_member *member, hl__quorum_kind kind,
+                       const hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
+  for (hl__quorum_ask *ask = member->first, *next; ask; ask = next) {
+    next = ask->next;
+    if (ask->kind == kind && ask->lease == lease && !ask->listener) cancel(ask);
+  }
+}
+
+void hl__ask_takes_end(hl__quorum_member *member, const hl__quorum_lease *lease) {
+  if (lease->at[member->number].making > 0) cancel_all(member, HL__ASK_TAKE, lease);
+}
+
 void hl__ask_give(hl__quorum_ask *ask) {
   hl__quorum_member *member = ask->member;
+  /* An earlier end of the presence does no more than this one. */
+  if (ask->kind == HL__ASK_PART) cancel_all(member, ask->kind, NULL);
   if (hl__ask_grants(ask)) member->needed++;
   ask->number = member->needed;
   if (hl__ask_makes(ask)) ask->lease->at[member->number].making++;
@@ -257,7 +281,8 @@ static void ask_interrupt(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 
 /* Callers must not fill the memory with questions to a member that hangs: beyond some a question
    is not left there. A refresh or a look counts as not answered. A drop makes a leftover, see flush
-   in member.c. Takes, imports and conversions stay: a lease has one of them at most. */
+   in member.c. Takes, imports and conversions stay: a lease has one of them at most, and no take
+   once it was released. The end of the presence stays: a member has one. */
 static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   return ask->member->suspect && ask->member->queued > STRAYS && !hl__ask_makes(ask) &&
          !hl__ask_converts(ask) && ask->kind != HL__ASK_OPEN && ask->kind != HL__ASK_PART;
@@ -281,11 +306,7 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
         !hl__ask_keep(ask) && (ask->kind == HL__ASK_TAKE || ask->lease->dropped))
       hl__ask_drop(ask->member, ask->lease);
   } else if (unwanted && ask->state == HL__ASK_QUEUED) {
-    queue_remove(ask->member, ask);
-    ask->status = HL_CANCELLED;
-    hl__ask_done(ask);
-    hl__ask_end(ask);
-    ask->references--; /* the queue's; the caller's is left */
+    cancel(ask);
   } else if (unwanted) {
     ask_interrupt(ask);
   } else if (!ask->stray) {
@@ -311,8 +332,10 @@ void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease) {
 void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease) {
   lease->dropped = true;
   lease->held = false;
-  for (unsigned i = 0; i < store->n; i++)
+  for (unsigned i = 0; i < store->n; i++) {
+    hl__ask_takes_end(&store->members[i], lease);
     if (lease->at[i].in || lease->at[i].old) hl__ask_drop(&store->members[i], lease);
+  }
 }
 
 void hl__quorum_wait(hl__quorum_session *session, int64_t until) {

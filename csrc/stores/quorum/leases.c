@@ -233,6 +233,7 @@ static void drop_ask(polling *self, hl__quorum_lease *lease) HL__REQUIRES(hl__qu
   lease->held = false;
   for (unsigned i = 0; i < self->store->n; i++) {
     hl__quorum_part *part = &lease->at[i];
+    hl__ask_takes_end(&self->store->members[i], lease);
     if (!part->in && !part->leftover) continue; /* a late grant is given back at once */
     if (!ask_add(self, i, HL__ASK_DROP, lease, NULL)) continue;
     part->leftover = true; /* until it is answered */

@@ -258,6 +258,9 @@ void hl__ask_found(void *ask, const hl_holder *holder);
 /* Has the member drop a lease, and does not wait. */
 void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
+/* The lease was released, or is lost: what was to make it leaves the queue. */
+void hl__ask_takes_end(hl__quorum_member *member, const hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex);
 /* The member has not answered in time. */
 void hl__member_suspect(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
 /* Waits, without the mutex, for an answer, an interruption, or the time. */
