@@ -401,6 +401,7 @@ support.each_server(function(plain)
       local found = examine(dsn)
       assert_finding("warning", found, "other rows")
       assert.matches("^5 beyond", found["other rows"].found)
+      assert.equal("100 buckets for each of user,account,resource", found["buckets and levels"].found)
       -- A program that locks does not hold up who follows the lines, nor they the programs.
       local manager = support.open({ dsn = dsn, options = {} })
       local handle = assert(manager:acquire({ "u1", "a1", "r1" }, { mode = "update" }))
@@ -415,6 +416,8 @@ support.each_server(function(plain)
       found = examine(dsn)
       assert_finding("warning", found, "other rows")
       assert.matches("^record", found["other rows"].mend[1])
+      assert.equal("10,000,000 buckets for each of user,account,resource (the defaults: hier_lock_meta does not say)",
+        found["buckets and levels"].found)
     end))
 
     it("without its primary key is named, and given it by the line", obeying({ "ALTER TABLE %s %sADD PRIMARY KEY (%s);" }, function()

@@ -384,6 +384,24 @@ support.each_server(function(store)
       assert_status(78, command)
     end)
 
+    it("makes tables of leases for a name of up to 57 characters, and refuses a longer one", function()
+      local longest = ("hierlock_spec_%s"):format(("n"):rep(57 - #"hierlock_spec_"))
+      local function tables(name, what)
+        for _, suffix in ipairs { "", "_nodes", "_leases", "_leased", "_gate" } do store.sql():query(what, name .. suffix) end
+        store.sql():query("DELETE FROM hier_lock_meta WHERE table_name='%s'", name)
+      end
+      finally(function() tables(longest, "DROP TABLE IF EXISTS %s") end)
+      local space = store.bare_dsn .. "?table=" .. longest
+      assert_status(0, run(space, "provision", "--quiet", "--leases", "--buckets", "10"))
+      local manager = assert(hierlock.open(space))
+      assert(manager:acquire({ "u" }, { ttl = 60 })):release()
+      manager:close()
+      local message = ("the name %sn is too long for leases"):format(longest)
+      local refused = run(space .. "n", "provision", "--quiet", "--leases", "--buckets", "10")
+      assert_status(64, refused)
+      assert.matches(message, refused.err, 1, true)
+    end)
+
     it("--dry-run changes nothing, and prints SQL that does it", function()
       local printed = assert_status(0, provision("--dry-run", "--buckets", "1234", "--chunk", "1000")).out
       assert.equal(0, count())

@@ -156,6 +156,8 @@ describe("a DSN of Symfony Lock's StoreFactory", function()
     ["redis:///var/run/redis.sock"] = "redis+unix://",
     ["redis://SECRETMARKER@/var/run/redis.sock/2"] = "redis+unix://",
     ["redis:///redis.sock"] = "redis+unix://",
+    ["redis:///2?unheard=1"] = "unheard",
+    ["redis://:SECRETMARKER@/2?unheard=1"] = "unheard",
     ["redis://h?dbindex=2"] = "database",
     ["redis:?host[h1]&host[h2:6379]"] = 'redis://host:6379 with interoperate = "symfony"',
     ["redis:?host[h1:26379]&redis_sentinel=service"] = "redis+sentinel://host:26379,host:26379?service=name",
