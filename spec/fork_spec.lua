@@ -170,3 +170,32 @@ describe("a fork", function()
     end)
   end)
 end)
+
+describe("a forked child", function()
+  support.each_leasing_store(function(store)
+    after_each(support.close_peers)
+
+    -- What counts it is not there under a sanitizer, whose own allocator comes first.
+    it("frees nothing that it has inherited: a thread of the parent may have been in its middle", function()
+      local peer = support.process(nil, nil, nil, { "/bin/sh", "-c", ([[
+        export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}%s"
+        exec "$0" spec/support/peer.lua "" "{}"]]):format(support.library "frees"), os.getenv "HIERLOCK_LUA" or arg[-1] })
+      assert.equal(0, peer:call([[
+        local fork, frees = require "hierlock_spec.fork", require "hierlock_spec.frees"
+        local dsn, options, target = ...
+        local manager = assert(hierlock.open(dsn, options))
+        local handle = assert(manager:acquire(target))
+        collectgarbage "stop"
+        local pid = fork.fork()
+        if pid == 0 then
+          frees.begin()
+          fork.exit(manager:stats().acquired == 0 and frees.count())
+        end
+        local status = fork.wait(pid)
+        assert(handle:release { confirm = true })
+        manager:close()
+        return status
+      ]], store.dsn, store.options or {}, R1))
+    end)
+  end)
+end)

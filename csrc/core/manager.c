@@ -52,8 +52,9 @@ HL__UNCHECKED hl_manager *hl__manager_new(void (*room)(hl_manager *)) {
   return manager;
 }
 
-/* In a forked child, mutexes may be in any state, the keeper does not run, and sessions,
-   connections and store are the parent's, so this process forgets them without closing them.
+/* In a forked child, mutexes may be in any state, and the keeper does not run. Sessions,
+   connections and store are the parent's. Another thread may have been in the middle of any of
+   them, as it moved a buffer, which the child would free again. So the child leaves them allocated.
    `renewing` keeps two threads of the child from doing this at once. */
 HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
   static pthread_mutex_t renewing = PTHREAD_MUTEX_INITIALIZER;
@@ -61,14 +62,6 @@ HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
   (void)pthread_mutex_lock(&renewing);
   unsigned generation = hl__fork_generation();
   if (atomic_load(&manager->generation) != generation) {
-    hl__connection *connection = manager->pool.all, *next;
-    for (; connection; connection = next) {
-      next = connection->next;
-      if (connection->session) manager->ops->session_forget(connection->session);
-      if (connection->sent) connection->sent->end(connection->sent, true);
-      free(connection);
-    }
-    if (manager->store) manager->ops->forget(manager->store);
     fields_init(manager);
     atomic_store(&manager->generation, generation);
   }
@@ -97,13 +90,10 @@ int hl__manager_enter(hl_manager *manager, hl_error *error) {
 /* Unchecked: no other thread has it. */
 HL__UNCHECKED void hl__manager_leave(hl_manager *manager) {
   if (atomic_fetch_sub(&manager->references, 1u) != 1) return;
-  if (manager->store) {
-    if (atomic_load(&manager->generation) != hl__fork_generation()) {
-      manager->ops->forget(manager->store);
-    } else if (hl__exit_try_await()) {
-      manager->ops->close(manager->store);
-      hl__exit_await_end();
-    }
+  if (manager->store && atomic_load(&manager->generation) == hl__fork_generation() &&
+      hl__exit_try_await()) {
+    manager->ops->close(manager->store);
+    hl__exit_await_end();
   }
   (void)pthread_cond_destroy(&manager->pool.freed);
   (void)pthread_cond_destroy(&manager->keeper.wakeup);

@@ -18,18 +18,19 @@
  * hl_lease_ops.
  *
  * give_back and renew send and do not wait. The answer is outstanding until settle has read it.
- * While an answer is outstanding, the core calls only settle, check, take, give_back, interrupt,
- * close and forget. take waits for the answer first; give_back must not, see there.
+ * While an answer is outstanding, the core calls only settle, check, take, give_back, interrupt
+ * and close. take waits for the answer first; give_back must not, see there.
  *
  * A take that was started (start) has the session until the store calls back; meanwhile the core
- * calls only interrupt and told, and in a forked child forget.
+ * calls only interrupt and told.
  *
  * Threads: the core calls the functions of one session from one thread at a time. Only interrupt
  * and told come from any thread, while another is in take, check or settle. Several threads may
  * call the functions of a store at once.
  *
  * Forks: a store watches its descriptors with hl__fork_watch (fork.h), so that a child closes its
- * copies at once. The core calls only forget in the child.
+ * copies at once. The core calls nothing in the child for what its parent has made, which stays
+ * allocated there: a thread of the parent may have been in the middle of it.
  */
 #ifndef HIERLOCK_STORE_H
 #define HIERLOCK_STORE_H
@@ -42,7 +43,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 28u
+#define HL_STORE_ABI 29u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -274,7 +275,7 @@ struct hl_store {
      HL__OWN_NAMES_MAX bytes, until the store ends. NULL: they lie elsewhere. */
   const char *own_names;
   /* A session that open has made, as it had to look at the server: hl__session_open takes it. If it
-     is still here, close and forget end it. NULL: there is none. */
+     is still here, close ends it. NULL: there is none. */
   hl_session *_Atomic first;
 };
 
@@ -329,14 +330,11 @@ typedef struct hl_store_ops {
   int (*open)(const hl_store_config *config, hl_store **store, hl_error *error);
   /* Called after all sessions have been closed. Never blocks. */
   void (*close)(hl_store *store);
-  /* Called in a forked child instead of close: touches nothing that is the parent's. */
-  void (*forget)(hl_store *store);
 
   /* Connects; blocks until `deadline` at most (ms, hl__now_ms). */
   int (*session_open)(hl_store *store, int64_t deadline, hl_session **session, hl_error *error);
   /* Closes a session in any state, and so gives back its rows. Never blocks. */
   void (*session_close)(hl_session *session);
-  void (*session_forget)(hl_session *session); /* in a forked child */
 
   /* Locks the rows of the request, waiting until its deadline. After a failure the session holds no
      row that this call has locked (but see extend above).

@@ -488,7 +488,6 @@ static void a_forked_child_has_nothing(void **state) {
   if (pid == 0) {
     bool fine = hl__shm_session_check(a, true, &fault) == HL_ECONNECTION &&
                 take_one(b, row(2, 9, X), 0) == HL_ECONNECTION;
-    hl__shm_forget(a);
     hl__shm_space *own = space_open();
     fine = fine && own && own != space;
     fine = fine && take_one(session_begin(own), row(2, 3, X), 0) == HL_TIMEOUT;

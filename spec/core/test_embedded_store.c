@@ -403,13 +403,8 @@ static void a_child_keeps_nothing_of_a_killed_parent(void **state) {
   ops->close(store);
 }
 
-static hl_store *parents_store;
-static hl_session *parents_session;
-
-static void forget_and_try(intptr_t unused) {
+static void try_beside_parent(intptr_t unused) {
   (void)unused;
-  ops->session_forget(parents_session);
-  ops->forget(parents_store);
   hl_session *session = session_new(store_new());
   if (take1(session, 1, HL_SHARED, 0) != HL_TIMEOUT) _exit(1);
   if (take1(session, 2, HL_EXCLUSIVE, 0) != HL_OK) _exit(2);
@@ -417,10 +412,10 @@ static void forget_and_try(intptr_t unused) {
 
 static void a_child_leaves_the_parents_locks_alone(void **state) {
   (void)state;
-  parents_store = store_new();
-  parents_session = session_new(parents_store);
+  hl_store *parents_store = store_new();
+  hl_session *parents_session = session_new(parents_store);
   assert_int_equal(take1(parents_session, 1, HL_EXCLUSIVE, 0), HL_OK);
-  reap(spawn(forget_and_try, 0));
+  reap(spawn(try_beside_parent, 0));
   memset(shared, 0, sizeof *shared);
   assert_int_equal(ops->check(parents_session, NULL), HL_OK);
   pid_t pid = spawn(hold_until_stop, HL_EXCLUSIVE);

@@ -463,9 +463,6 @@ static void a_forked_child_leaves_it_alone(void **state) {
   stays(&it);
   pid_t pid = fork();
   if (pid == 0) {
-    ops->session_forget(it.session);
-    ops->session_forget(holder);
-    ops->forget(store);
     hl_store *own = store_new();
     hl_session *session = session_new(own);
     int status = take(session, 7) == HL_TIMEOUT && take(session, 8) == HL_OK ? 0 : 1;

@@ -202,8 +202,6 @@ int hl__shm_check(hl__shm_space *space, bool at_once, hl_error *error);
 int hl__shm_begin(hl__shm_space *space, hl__shm_session **session, hl_error *error);
 /* Gives back what it holds, and frees it. */
 void hl__shm_end(hl__shm_session *session);
-/* In a forked child: frees its memory. */
-void hl__shm_forget(hl__shm_session *session);
 /* Has observers see this of the session's next rows. False: no space is left. */
 bool hl__shm_tell(hl__shm_session *session, const hl_request *request, const char *application);
 /* Has them see all that it holds in another mode. */

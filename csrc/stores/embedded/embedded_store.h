@@ -85,7 +85,6 @@ int hl__embedded_sessions_list(hl__shm_space *space, const hl_lease_filter *filt
 int hl__embedded_session_open(hl_store *store, int64_t deadline, hl_session **session,
                               hl_error *error);
 void hl__embedded_session_close(hl_session *session);
-void hl__embedded_session_forget(hl_session *session);
 /* Before a call on a session that holds nothing: leaves a table that the directory does not lead to
    any more. HL_OK, HL_ECONNECTION ... */
 int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error);

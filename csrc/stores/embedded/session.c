@@ -78,14 +78,6 @@ void hl__embedded_session_close(hl_session *base) {
   free(session);
 }
 
-void hl__embedded_session_forget(hl_session *base) {
-  hl__embedded_session *session = hl__embedded_session_of(base);
-  hl__shm_forget(session->table);
-  free(session->start);
-  free(session->files);
-  free(session);
-}
-
 /* Not while other sessions of this process hold rows in the old space: they shall notice first that
    these are lost, before this process shares with itself. */
 int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error) {
@@ -96,7 +88,7 @@ int hl__embedded_session_refresh(hl__embedded_session *session, hl_error *error)
   status = table_begin(hl__embedded_store_of(session), &fresh, error);
   if (status) return status;
   hl__embedded_guard_lock(session);
-  hl__shm_session *before = session->table; /* a child that is forked meanwhile frees this one */
+  hl__shm_session *before = session->table;
   session->table = fresh;
   if (atomic_load(&session->interrupted)) hl__shm_cancel(fresh); /* it has met the one before */
   hl__embedded_guard_unlock(session);

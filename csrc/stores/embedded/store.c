@@ -44,18 +44,13 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   return HL_OK;
 }
 
-/* Its memory. In a forked child the space is the parent's, and stays as it is. */
-static void store_forget(hl_store *base) {
-  free(((hl__embedded_store *)(void *)base)->flocks);
-  hl_layout_unref(base->layout);
-  free(base);
-}
-
 HL__UNCHECKED static void store_close(hl_store *base) {
   hl__embedded_store *store = (hl__embedded_store *)(void *)base;
   hl__shm_space_unref(store->space);
   (void)pthread_mutex_destroy(&store->mutex);
-  store_forget(base);
+  free(store->flocks);
+  hl_layout_unref(base->layout);
+  free(store);
 }
 
 /* --------------------------------------------------------------- locking */
@@ -163,10 +158,8 @@ const hl_store_ops hl_store_file = {
     .name_key = hl__file_name_key,
     .open = store_open,
     .close = store_close,
-    .forget = store_forget,
     .session_open = hl__embedded_session_open,
     .session_close = hl__embedded_session_close,
-    .session_forget = hl__embedded_session_forget,
     .take = session_take,
     .start = hl__embedded_start,
     .downgrade = session_downgrade,

@@ -49,11 +49,6 @@ int hl__shm_begin(hl__shm_space *space, hl__shm_session **result, hl_error *erro
   return HL_OK;
 }
 
-void hl__shm_forget(hl__shm_session *session) {
-  free(session->held);
-  free(session);
-}
-
 void hl__shm_end(hl__shm_session *session) {
   hl__shm_space *space = session->space;
   hl__shm_give_back(session, 0);
@@ -63,7 +58,8 @@ void hl__shm_end(hl__shm_session *session) {
     if (session->agent) hl__shm_agent_put(space, session->agent);
     hl__shm_record_put(space, session->record);
   }
-  hl__shm_forget(session);
+  free(session->held);
+  free(session);
   hl__shm_space_unref(space);
 }
 

@@ -53,27 +53,9 @@ static int session_connected(hl__memcached_store *store, hl__memcached_session *
   return status;
 }
 
-static void session_forget(hl_session *base) {
-  hl__memcached_session *session = hl__memcached_session_of(base);
-  /* The session's descriptors were closed when this process was born. */
-  for (unsigned i = 0; i < session->store->server_count; i++) {
-    free(session->links[i].in.data);
-    free(session->links[i].out.data);
-  }
-  free(session);
-}
-
 static void session_close(hl_session *session) { session_free(hl__memcached_session_of(session)); }
 
 /* ------------------------------------------------------------ the store */
-
-/* The mutex may be a thread's of the parent: it is not touched. */
-static void store_forget(hl_store *base) {
-  hl__memcached_store *store = (hl__memcached_store *)(void *)base;
-  if (base->first) session_forget(base->first);
-  hl_layout_unref(base->layout);
-  free(store);
-}
 
 static void store_close(hl_store *base) {
   hl__memcached_store *store = (hl__memcached_store *)(void *)base;
@@ -169,10 +151,8 @@ const hl_store_ops hl_store_memcached = {
     .parse = hl__memcached_dsn,
     .open = store_open,
     .close = store_close,
-    .forget = store_forget,
     .session_open = session_open,
     .session_close = session_close,
-    .session_forget = session_forget,
     .take = hl__memcached_take,
     .give_back = give_back,
     .settle = settle,

@@ -30,13 +30,6 @@ void hl__mysql_library_init(void) {
   (void)pthread_once(&once, library_init);
 }
 
-/* The descriptor is closed already, and its number may be in use again: the
-   library's part stays allocated. */
-static void session_forget(hl_session *session) {
-  free(session_of(session)->tag);
-  free(session);
-}
-
 static void store_free(hl__mysql_store *store) {
   (void)pthread_cond_destroy(&store->killed);
   (void)pthread_mutex_destroy(&store->mutex);
@@ -54,16 +47,7 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
 
 static void session_close(hl_session *session) { hl__mysql_disconnect(session_of(session)); }
 
-/* Unchecked, as is store_close: no other thread has the store. A thread of the parent may have been
-   at the killer, or at the mutex: we touch neither. */
-HL__UNCHECKED static void store_forget(hl_store *base) {
-  hl__mysql_store *store = (hl__mysql_store *)base;
-  if (base->first) session_forget(base->first);
-  if (store->aside) session_forget(&store->aside->base);
-  hl_layout_unref(base->layout);
-  free(store);
-}
-
+/* Unchecked: no other thread has the store. */
 HL__UNCHECKED static void store_close(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   if (base->first) session_close(base->first);
@@ -207,10 +191,8 @@ const hl_store_ops hl_store_mysql = {
     .parse = hl__mysql_dsn,
     .open = store_open,
     .close = store_close,
-    .forget = store_forget,
     .session_open = session_open,
     .session_close = session_close,
-    .session_forget = session_forget,
     .take = take,
     .give_back = give_back,
     .settle = settle,

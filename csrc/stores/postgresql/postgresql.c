@@ -49,10 +49,6 @@ static int connect_verified(hl__pg_store *store, int64_t deadline, hl__pg_sessio
   return status;
 }
 
-/* The descriptors are closed already, and their numbers may be in use again, so libpq's memory is
-   not freed. */
-static void session_forget(hl_session *session) { free(session); }
-
 static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__pg_store *store = (hl__pg_store *)base;
   hl__pg_session *session = NULL;
@@ -62,13 +58,6 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
 }
 
 static void session_close(hl_session *session) { hl__pg_disconnect(session_of(session)); }
-
-static void store_forget(hl_store *base) {
-  hl__pg_store *store = (hl__pg_store *)base;
-  if (base->first) session_forget(base->first);
-  hl_layout_unref(base->layout);
-  free(store);
-}
 
 static void store_close(hl_store *base) {
   hl__pg_store *store = (hl__pg_store *)base;
@@ -189,10 +178,8 @@ const hl_store_ops hl_store_postgresql = {
     .name_key = hl__pg_name_key,
     .open = store_open,
     .close = store_close,
-    .forget = store_forget,
     .session_open = session_open,
     .session_close = session_close,
-    .session_forget = session_forget,
     .take = take,
     .downgrade = hl__pg_downgrade,
     .give_back = give_back,

@@ -242,20 +242,6 @@ static void store_close(hl_store *base) {
   hl__quorum_unref(store);
 }
 
-/* In a child. The threads are the parent's, and their memory stays allocated. */
-HL__UNCHECKED static void store_forget(hl_store *base) {
-  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
-  for (unsigned i = 0; i < store->n; i++) {
-    hl__quorum_member *member = &store->members[i];
-    while (member->idle_count > 0) member->ops->session_forget(member->idle[--member->idle_count]);
-    if (member->inner) member->ops->forget(member->inner);
-    hl_dsn_dispose(&member->dsn);
-  }
-  hl_layout_unref(store->wanted);
-  hl_layout_unref(base->layout);
-  free(store);
-}
-
 HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
                                     hl_error *error) {
   hl__quorum_session session = {.interrupted = false};
@@ -314,8 +300,6 @@ static void session_close(hl_session *base) {
   (void)pthread_cond_destroy(&session->answered);
   free(session);
 }
-
-static void session_forget(hl_session *session) { free(session); }
 
 static int give_back(hl_session *session, hl_error *error) {
   (void)session, (void)error;
@@ -387,10 +371,8 @@ const hl_store_ops hl_store_quorum = {
     .parse = quorum_parse,
     .open = store_open,
     .close = store_close,
-    .forget = store_forget,
     .session_open = session_open,
     .session_close = session_close,
-    .session_forget = session_forget,
     .take = hl__quorum_take,
     .give_back = give_back,
     .renew = renew,

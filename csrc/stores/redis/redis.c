@@ -57,25 +57,6 @@ static int connect_verified(hl__redis_store *store, int64_t deadline, hl__redis_
   return status;
 }
 
-static void one_forget(hl__redis_session *session) {
-  /* The session's descriptors were closed when this process was born. */
-  session->context->fd = -1;
-  redisFree(session->context);
-  hl__redis_tls_end(session);
-  free(session->out);
-  free(session);
-}
-
-static void session_forget(hl_session *base) {
-  hl__redis_session *session = hl__redis_session_of(base);
-  hl__list *next; /* a link to a cluster's master has no links */
-  for (hl__list *node = session->links.next; node != &session->links; node = next) {
-    next = node->next;
-    one_forget(HL__LIST_ENTRY(node, hl__redis_session, links));
-  }
-  one_forget(session);
-}
-
 static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
   hl__redis_session *session = NULL;
@@ -95,19 +76,7 @@ static void session_close(hl_session *session) {
   hl__redis_disconnect(hl__redis_session_of(session));
 }
 
-/* Unchecked, like the other two: no other thread has the store. The mutex may be a thread's of
-   the parent: it is not touched. */
-HL__UNCHECKED static void store_forget(hl_store *base) {
-  hl__redis_store *store = (hl__redis_store *)(void *)base;
-  if (base->first) session_forget(base->first);
-  if (store->subscription) session_forget(&store->subscription->base);
-  hl__redis_tls_close(store);
-  free(store->cluster);
-  hl_layout_unref(base->layout);
-  free(store->sentinel_text);
-  free(store);
-}
-
+/* Unchecked: no other thread has the store. */
 HL__UNCHECKED static void store_close(hl_store *base) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
   if (base->first) session_close(base->first);
@@ -210,10 +179,8 @@ const hl_store_ops hl_store_redis = {
     .name_key = hl__redis_name_key,
     .open = store_open,
     .close = store_close,
-    .forget = store_forget,
     .session_open = session_open,
     .session_close = session_close,
-    .session_forget = session_forget,
     .take = hl__redis_take,
     .give_back = give_back,
     .settle = settle,

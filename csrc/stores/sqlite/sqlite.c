@@ -24,15 +24,6 @@ static void session_close(hl_session *base) {
   free(session);
 }
 
-/* fork() has closed the connection before, and the descriptor. */
-static void session_forget(hl_session *base) {
-  hl__sqlite_session *session = session_of(base);
-  hl__sqlite_side_unmap(session->side);
-  hl__sqlite_side_unmap(session->retired);
-  free(session->path);
-  free(session);
-}
-
 /* Opens what belongs to a session. */
 static int session_begin(hl__sqlite_session *session, hl_error *error) {
   hl__sqlite_forks_add(session);
@@ -161,10 +152,8 @@ const hl_store_ops hl_store_sqlite = {
     .parse = hl__sqlite_dsn,
     .open = store_open,
     .close = store_close,
-    .forget = store_close,
     .session_open = session_open,
     .session_close = session_close,
-    .session_forget = session_forget,
     .take = take,
     .give_back = give_back,
     .settle = settle,
