@@ -54,13 +54,14 @@ typedef struct gate {
   atomic_bool shut, reached;
 } gate;
 
-static gate settles;     /* before a session is used again */
-static gate begins;      /* before a presence is written */
-static gate ends;        /* before it is dropped */
-static gate opens;       /* before the store is opened */
-static gate closes;      /* before it is closed */
-static atomic_bool cuts; /* the answer to that drop does not come */
-static gate looks;       /* before the presences at gated-b are looked at the second time */
+static gate settles;      /* before a session is used again */
+static gate begins;       /* before a presence is written */
+static gate ends;         /* before it is dropped */
+static gate opens;        /* before the store is opened */
+static gate closes;       /* before it is closed */
+static atomic_bool cuts;  /* the answer to that drop does not come */
+static atomic_bool loses; /* nor is that drop carried out */
+static gate looks;        /* before the presences at gated-b are looked at the second time */
 static atomic_uint looked;
 static atomic_bool brief;  /* presences end soon */
 static atomic_bool blind;  /* no presences are seen */
@@ -182,6 +183,7 @@ static int gated_drop(hl_session *session, const hl_lease_terms *terms, bool con
                       int64_t deadline, hl_error *error) {
   if (!hl__is_presence(terms->id)) return lease_drop(session, terms, confirm, deadline, error);
   gate_pass(&ends);
+  if (atomic_exchange(&loses, false)) return hl__error(error, HL_ECONNECTION, "it is cut off");
   int status = file_drop(session, terms, confirm, deadline, error);
   return atomic_exchange(&cuts, false) ? HL_ECONNECTION : status;
 }
@@ -412,6 +414,26 @@ static void an_end_that_is_repeated_does_not_end_a_newer_presence(void **state) 
   ops->session_close(session);
   close_quorum(&quorum);
   WAIT_UNTIL(atomic_load(&left) == 0);
+  assert_int_equal(records("gated-c", true), 0);
+}
+
+/* Else it would keep out programs with another list, until its time is up. */
+static void an_end_that_was_not_carried_out_is_repeated(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "a b gated-c", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms first = lease_named("first");
+  assert_int_equal(take(session, &first), HL_OK);
+  drop(session, &first);
+  WAIT_UNTIL(records("gated-c", false) == 0);
+  WAIT_UNTIL(records("gated-c", true) == 1);
+  atomic_store(&loses, true);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+  assert_false(atomic_load(&loses));
   assert_int_equal(records("gated-c", true), 0);
 }
 
@@ -899,6 +921,7 @@ int main(int argc, char **argv) {
       TEST(a_child_does_not_wait_for_what_its_parent_opens),
       TEST(an_end_that_waits_does_not_end_the_presence_of_a_newer_lease),
       TEST(an_end_that_is_repeated_does_not_end_a_newer_presence),
+      TEST(an_end_that_was_not_carried_out_is_repeated),
       TEST(a_presence_that_is_written_at_the_end_goes_too),
       TEST(a_presence_of_an_earlier_try_does_not_count),
       TEST(a_lock_that_is_waited_for_longer_than_a_presence_lasts_has_one),
