@@ -1,5 +1,6 @@
 -- A release that was called is done when the process has ended, however it ends, and the end takes no longer than a
 -- round trip.
+local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 
 -- The longest end of a program, which takes a trip. A server that hangs may take longer.
@@ -28,6 +29,14 @@ local BEHIND = [[
   end
   manager:close()
   for _, handle in ipairs(handles) do assert(handle:release()) end
+  os.exit(0)]]
+
+local SCARCE = [[
+  local manager = assert(require "hierlock".open(%q, %s))
+  local lease = assert(manager:acquire({ "exit", "a", "r" }, { ttl = 300, timeout = 20 }))
+  local sessions = {}
+  for i = 1, manager:stats().connections + 1 do sessions[i] = assert(manager:acquire({ "exit", "b", "r" .. i })) end
+  assert(lease:release())
   os.exit(0)]]
 
 local ANY = [[
@@ -73,6 +82,36 @@ describe("a process that ends after it has released leases", function()
           assert.is_true(took < PROMPT, ("the end took %.3f s"):format(took))
         end)
       end
+    end
+
+    if store.server then
+      for _, last in ipairs { "os.exit(0)", "manager:close() os.exit(0)" } do
+        it("takes a few trips for many, and no connection for each: " .. last, function()
+          local between = proxy.open(store)
+          finally(function() between.close() end)
+          local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+          peer:call([[
+            for i = 1, ... do handles[i] = assert(manager:acquire({ "exit", "a", "r" .. i }, { ttl = 300, timeout = 20 })) end
+          ]], MANY)
+          local connections, turns = #between.connections, between.turns
+          peer:start("for _, handle in ipairs(handles) do assert(handle:release()) end " .. last):join()
+          assert.equal(0, #assert(manager:leases { target = { "exit" } }))
+          assert.is_true(#between.connections - connections <= 3, #between.connections - connections)
+          -- Redis and Memcached are told of one lease after the other.
+          if store.dialect then assert.is_true(between.turns - turns <= MANY / 3, between.turns - turns) end
+        end)
+      end
+    end
+
+    -- Session locks keep all its connections, and exit() begins while the worker that gives the lease back has none.
+    if not store.leases_only then
+      it("leaves none for which it needs a connection more", function()
+        for _ = 1, 5 do
+          local output, status = run(SCARCE)
+          assert.equal(0, status, output)
+          assert.equal(0, #assert(manager:leases { target = { "exit" } }))
+        end
+      end)
     end
 
     it("leaves none that it releases behind the close of their manager", function()
