@@ -515,7 +515,7 @@ describe("a quorum", function()
         list[i] = ways[i].dsn
       end
       local target, mine = { "u" .. uv.hrtime() }, {}
-      for number, name in ipairs { "one", "two" } do
+      for number, name in ipairs { "one", "two", "giver" } do
         heir[number], mine[number] = support.process(nil), {}
         local before = {}
         for i, way in ipairs(ways) do before[i] = #way.connections end
@@ -526,7 +526,7 @@ describe("a quorum", function()
         ]], list, name, { "warm" .. name })
         for i, way in ipairs(ways) do mine[number][i] = { before[i] + 1, #way.connections } end
       end
-      local text = heir[2]:call("return assert(assert(handles.manager:acquire(..., { ttl = 60 })):export())", target)
+      local text = heir[3]:call("return assert(assert(handles.manager:acquire(..., { ttl = 60 })):export())", target)
       ways[3].refuse(0)
       for _, connection in ipairs(ways[3].connections) do connection.finish() end
       local function each(number, i, method)
@@ -555,6 +555,7 @@ describe("a quorum", function()
         return lease and "imported" or err.code
       ]]
       for number, other in ipairs { 2, 1 } do
+        assert.is_falsy(is_had(number, number))
         heir[number]:start(START, text)
         support.wait_until(function() return is_had(number, number) and is_kept(number, other) end, "its first half")
       end
