@@ -97,6 +97,13 @@ stood() {                               # what the file's processes do now; with
   done
 }
 
+ended() {                               # STATUS: how, and in which spec
+  local how="status $1" last
+  ((($1) <= 128)) || how="status $1, as by SIG$(kill -l $(($1 - 128)))"
+  last=$(sed -n 's/^\[ RUN      \] //p' "$log" | tail -n 1)
+  echo "with $how, in: ${last:-nothing that is known}"
+}
+
 run_item() {                            # sets $status; the output is in $log
   local clock first file=${item#*:} command
   command=("${make[@]}" test-core "CORE_TESTS=$file" LIMIT=0)
@@ -127,10 +134,10 @@ run_item() {                            # sets $status; the output is in $log
     # One that a tool has ended leaves its peers behind, and with them the connections that they have inherited.
     kill -s KILL -- "-$child" || true
     if ! grep -q '^\[  PASSED  \]' "$log"; then
-      echo "It ended without a report." >>"$log"
+      echo "It ended without a report, $(ended "$status")" >>"$log"
       status=$((status ? status : 1))
     elif ((status)) && ! grep -qE '^\[  (FAILED|ERROR) ' "$log"; then
-      echo "It ended badly behind a report without failures." >>"$log"
+      echo "It ended badly behind a report without failures, with status $status." >>"$log"
     fi
   fi
   child=''
@@ -148,7 +155,7 @@ again() {
   fi
   ! grep -qE 'Sanitizer|runtime error|ERROR SUMMARY: [1-9]|Segmentation|Aborted|Alarm clock|overlap' "$log" || return 1
   [[ ${TOOL_ENDS:-} ]] || ! grep -q '^It ended ' "$log" || return 1
-  mv "$log" "$log.first"
+  cat "$log" >>"$log.first"
   sed -nE '/, listed below:$/,$ s/^\[  (FAILED|ERROR) +\] //p' "$log.first" | grep -v ', listed below:$' | sort -u >"$log.failed" || true
   # A configuration of busted's. What is no spec of its own, as a setup, has the whole file run; so do specs that follow
   # one another.
@@ -198,7 +205,7 @@ report() {
   for first in "$work"/*.first; do
     [[ -e $first ]] || continue
     printf '\n=== Failed beside others, run again alone: %s\n' "$(basename "$first" .log.first)"
-    grep -A4 -E '^(Random seed|Expected)|_spec.lua:[0-9]+: |^\[  (FAILED|ERROR) ' "$first" | grep -vE '^(--|Random seed)' | head -n 40 || true
+    grep -A4 -E '^(Random seed|Expected|It ended )|_spec.lua:[0-9]+: |^\[  (FAILED|ERROR) ' "$first" | grep -vE '^(--|Random seed)' | head -n 40 || true
   done
   for result in "$work"/*.result; do [[ ! -e $result ]] || files+=("$result" "${result%.result}"); done
   echo
