@@ -124,8 +124,6 @@ describe("a fork", function()
         local target = ...
         handles.pending = assert(manager:start(target, { timeout = 60 }))
         local fd = handles.pending:fd()
-        -- A child hangs in ASan's allocator, where a thread of the parent was in it: until it waits for the server.
-        if os.getenv "ASAN_OPTIONS" then support.sleep(0.5) end
         local pid = fork.fork()
         if pid == 0 then
           local pending = handles.pending
