@@ -306,7 +306,8 @@ $(BUILD)/hierlock_spec/%.so: spec/support/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) -Icsrc/core $(LUA_CFLAGS) $(CFLAGS) -o $@ $<
 # They are loaded into a server, or into a shell, which have no sanitizer.
-$(BUILD)/hierlock_spec/late.so $(BUILD)/hierlock_spec/late_set.so $(BUILD)/hierlock_spec/frees.so: override CFLAGS := -O2
+$(BUILD)/hierlock_spec/late.so $(BUILD)/hierlock_spec/late_set.so $(BUILD)/hierlock_spec/frees.so \
+$(BUILD)/hierlock_spec/slow_send.so: override CFLAGS := -O2
 
 $(BUILD)/test_threads $(BUILD)/test_memory: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/test_judge: HL_CFLAGS += -Icsrc/stores/judge

@@ -760,4 +760,43 @@ describe("the connection to nginx's loop", function()
       return table.concat(said)
     ]])
   end)
+
+  it("does not hang a child that is born while a thread writes to it", function()
+    local path = os.tmpname()
+    os.remove(path)
+    local process = support.process(nil, nil, nil, { "/bin/sh", "-c", ([[
+      export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}%s" HIERLOCK_SPEC_SEND=%s
+      exec "$0" spec/support/peer.lua "" "{}"]]):format(support.library "slow_send", path), os.getenv "HIERLOCK_LUA" or arg[-1] })
+    assert.equal(0, process:call([[
+      local path = ...
+      local core, fork, uv = require "hierlock.core", require "hierlock_spec.fork", require "luv"
+      local function appears(name)
+        for _ = 1, 900 do
+          if uv.fs_stat(name) then return true end
+          uv.sleep(10)
+        end
+      end
+      local manager, loop = assert(require("hierlock").open("file:" .. path .. ".locks")), uv.new_pipe(false)
+      loop:connect(core.notifier_address():match "^unix:(.*)", function() end)
+      assert(core.notifier_answer())
+      local handle = assert(manager:acquire { "x" })
+      local pending = manager:start({ "x" }, { timeout = 0.1 })
+      core.notifier_watch(pending, 1) -- a thread writes once the time is up
+      assert(appears(path))
+      local pid = fork.fork()
+      if pid == 0 then
+        core.notifier_end()
+        io.open(path .. ".child", "w"):close()
+        fork.exit(0)
+      end
+      local went = appears(path .. ".child")
+      os.remove(path)
+      os.remove(path .. ".child")
+      if not went then uv.kill(pid, 9) end
+      handle:release()
+      manager:close()
+      os.execute("rm -r " .. path .. ".locks")
+      return fork.wait(pid)
+    ]], path))
+  end)
 end)

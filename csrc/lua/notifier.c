@@ -44,6 +44,12 @@ static notifier *notifiers;
 static uint32_t last_id;
 static const char key; /* of a state's notifier in its registry */
 
+/* A thread that the child does not have may have locked it. The list is whole all the same, as a
+   thread changes it by one store. */
+static void in_child(void) { mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
+
+static void forks_begin(void) { (void)pthread_atfork(NULL, NULL, in_child); }
+
 static int failure(lua_State *L, const char *what) {
   lua_pushnil(L);
   lua_pushfstring(L, "%s: %s", what, strerror(errno));
@@ -116,6 +122,8 @@ static notifier *notifier_of(lua_State *L) {
   lua_rawget(L, LUA_REGISTRYINDEX);
   notifier *self = lua_touserdata(L, -1);
   if (!self) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, forks_begin);
     self = lua_newuserdata(L, sizeof *self); /* only the registry has it */
     *self = (notifier){.listener = -1, .writer = -1};
     lua_createtable(L, 0, 1);
