@@ -28,12 +28,15 @@ static struct {
   atomic_int refresh_age; /* likewise */
   atomic_bool hangs;      /* a refresh is not answered as long as this */
   atomic_int fails;       /* the status of the next refresh; 0: it is done */
+  atomic_int repeats;     /* how many more conversions fail so */
   atomic_int left;        /* what a look says */
   atomic_bool gone;       /* a drop finds no record */
-  atomic_int refreshes, drops, converts, opened, stale;
+  atomic_int refreshes, drops, converts, opened, closed, stale;
   uint8_t refused[16];     /* the id of a lease that is not dropped */
   atomic_int unanswered;   /* so many grants are recorded, and not answered */
   hl_lease_terms asked[4]; /* of the grants */
+  hl_lease_terms convert;  /* of the last conversion; the next fields are what it says of a grant */
+  hl_grant grant_before, grant_after;
   atomic_int takes;
   atomic_int unsettled; /* the status of a settle */
   atomic_ullong turn;   /* number of the last refresh; of one lease, where it matters */
@@ -59,7 +62,10 @@ static int fake_session_open(hl_store *self, int64_t deadline, hl_session **resu
   return HL_OK;
 }
 
-static void fake_session_close(hl_session *self) { free(self); }
+static void fake_session_close(hl_session *self) {
+  atomic_fetch_add(&store.closed, 1);
+  free(self);
+}
 
 static int fake_take(hl_session *self, const hl_request *request, hl_grant *grant,
                      hl_error *error) {
@@ -137,11 +143,17 @@ static int fake_to_lease(hl_session *self, const hl_request *request, hl_grant *
 
 static int fake_convert(hl_session *self, const hl_request *request, hl_grant *grant,
                         hl_error *error) {
-  (void)self, (void)request, (void)grant;
+  (void)self;
+  store.convert = *request->lease;
+  store.grant_before = *grant;
+  if (store.grant_after.token) *grant = store.grant_after;
   atomic_fetch_add(&store.converts, 1);
   while (store.hangs) (void)usleep(500);
   int status = store.fails;
-  store.fails = 0;
+  if (store.repeats > 0)
+    store.repeats--;
+  else
+    store.fails = 0;
   return status ? hl__error(error, status, "as it was told") : HL_OK;
 }
 
@@ -715,6 +727,71 @@ static void a_failed_downgrade_is_made_again(void **state) {
   hl_manager_close(manager);
 }
 
+/* The place and the token that the store gives are what it is asked with from then on. One that
+   changes nothing is not asked for. */
+static void what_an_upgrade_is_granted_is_the_lease_s(void **state) {
+  (void)state;
+  fake.traits.updates = fake.traits.leases_update = true;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = update_lease(manager);
+  uint64_t token = hl_lock_token(lock);
+  int opened = store.opened;
+  store.grant_after = (hl_grant){.token = 512, .place = 77};
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
+  assert_int_equal(store.converts, 1);
+  assert_int_equal(store.grant_before.token, token);
+  assert_int_equal(hl_lock_token(lock), 512);
+  /* A downgrade, which does not change the token, may end the lease sooner. */
+  store.grant_after.until_ms = hl__boot_ms() + 20000;
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
+  assert_int_equal(store.convert.place, 77);
+  assert_int_equal(store.convert.token, 512);
+  assert_in_range(hl_lock_remaining(lock), 1, 20000);
+  assert_int_equal(store.opened, opened);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+/* A store that has no time is asked again as long as there is time. One whose answer was cut off is
+   asked once more, on a connection that is made for that. */
+static void an_upgrade_is_tried_again(void **state) {
+  (void)state;
+  hl_error error;
+  fake.traits.updates = fake.traits.leases_update = true;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = update_lease(manager);
+  store.fails = HL_TIMEOUT;
+  store.repeats = 3;
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
+  assert_int_equal(store.converts, 5);
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
+  int opened = store.opened, closed = store.closed;
+  store.fails = HL_ECONNECTION;
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
+  assert_int_equal(store.converts, 8);
+  assert_true(store.opened > opened);
+  assert_true(store.closed > closed); /* that connection */
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
+  store.fails = HL_ECONNECTION;
+  store.repeats = 1;
+  assert_int_equal(hl_lock_upgrade(lock, NULL, &error), HL_ECONNECTION);
+  assert_string_equal(error.message, "as it was told");
+  assert_int_equal(store.converts, 11);
+  assert_int_equal(hl_lock_mode(lock), HL_UPDATE);
+  assert_true(hl_lock_is_held(lock));
+  /* The store may have made the upgrade, so a downgrade asks. */
+  assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
+  assert_int_equal(store.converts, 12);
+  store.fails = HL_ELOST;
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_ELOST);
+  assert_int_equal(hl_lock_look(lock), HL_LOST);
+  assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_ELOST);
+  assert_int_equal(store.converts, 13);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
 /* The store may make an upgrade that was given up while it was there. */
 static void a_downgrade_after_a_cancelled_upgrade_asks(void **state) {
   (void)state;
@@ -881,6 +958,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_few_workers_refresh_many),
       cmocka_unit_test(what_becomes_a_lease_is_believed_no_longer_than_one),
       cmocka_unit_test(a_failed_downgrade_is_made_again),
+      cmocka_unit_test(what_an_upgrade_is_granted_is_the_lease_s),
+      cmocka_unit_test(an_upgrade_is_tried_again),
       cmocka_unit_test(a_cancelled_downgrade_claims_no_more),
       cmocka_unit_test(a_downgrade_after_a_cancelled_upgrade_asks),
       cmocka_unit_test(a_started_refresh_that_the_store_has_no_time_for_is_a_timeout),
