@@ -170,7 +170,7 @@ support.each_server(function(store)
       for i = 1, 21 do around[i] = rows[blocked - 11 + i] end
       table.insert(around, 1, rows[1])
       block(rows[blocked])
-      peer:acquire("h", "acquire_resources", "u1", "a1", ids, { timeout = 1 })
+      peer:acquire("h", "acquire_resources", "u1", "a1", ids, { timeout = 5 })
       support.wait_until(is_waiting, "the waiter")
       assert.same(first(12, around), taken(store, around))
       local granted, code = peer:result()
