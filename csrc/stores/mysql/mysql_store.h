@@ -256,7 +256,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request, h
 typedef struct hl__tail {
   hl__text text;
   unsigned statements;
-  bool begun, recorded, committed; /* what the server has answered */
+  bool begun, recorded; /* what the server has answered */
 } hl__tail;
 /* Whether a tail can record the request: its roots have one gate, and so on. */
 bool hl__mysql_records_at_once(const hl__mysql_session *session, const hl_request *request);

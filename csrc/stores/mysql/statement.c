@@ -325,7 +325,6 @@ static int tail_result(hl__mysql_session *session, hl__tail *tail, hl_error *err
     tail->begun = true;
     if (i == 0) tail->recorded = mysql_affected_rows(session->mysql) == 1;
   }
-  tail->committed = true;
   return HL_OK;
 }
 
