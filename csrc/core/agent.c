@@ -1,9 +1,8 @@
 /*
  * agent.c - see agent.h.
  *
- * There is one list of waits for the process. An atomic word locks it, as a forked child could not
- * unlock a mutex. A child that finds the number of another generation in the word takes it over and
- * starts with an empty list. This lock comes before the mutex of a manager.
+ * There is one list of waits for the process, under a lock of fork.h. A forked child starts with an
+ * empty list. This lock comes before the mutex of a manager.
  */
 #include "agent.h"
 
@@ -14,7 +13,6 @@
 #include "order.h"
 #include "plan.h"
 
-#include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,27 +66,19 @@ void hl__agent_forget(hl__held *held) {
 
 /* -------------------------------------------------------------- all waits */
 
-/* 0: free; else the generation of the process that holds it, plus 1. */
 static atomic_uint lock_word;
 static hl__list waits;
 static unsigned waits_generation; /* of the list; 0: never initialised */
 static unsigned marks;
 
 static void books_lock(void) {
-  unsigned mine = hl__fork_generation() + 1;
-  for (;;) {
-    unsigned seen = atomic_load(&lock_word);
-    if (seen == mine)
-      (void)sched_yield();
-    else if (atomic_compare_exchange_weak(&lock_word, &seen, mine))
-      break;
-  }
+  unsigned mine = hl__fork_lock(&lock_word);
   if (waits_generation == mine) return;
   waits_generation = mine;
   hl__list_init(&waits); /* its entries are the parent's */
 }
 
-static void books_unlock(void) { atomic_store(&lock_word, 0u); }
+static void books_unlock(void) { hl__fork_unlock(&lock_word); }
 
 /* ------------------------------------------------------------ in the way */
 

@@ -49,6 +49,14 @@ int64_t hl__late_answer_by(int64_t deadline) { return hl__late_answer_at(hl__now
 
 int64_t hl__late_answer_at(int64_t now, int64_t deadline) { return after(now, deadline, LATER_MS); }
 
+void hl__cond_init(pthread_cond_t *condition) {
+  pthread_condattr_t monotonic;
+  (void)pthread_condattr_init(&monotonic);
+  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  (void)pthread_cond_init(condition, &monotonic);
+  (void)pthread_condattr_destroy(&monotonic);
+}
+
 void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t deadline) {
   if (deadline == HL_FOREVER) {
     (void)pthread_cond_wait(condition, mutex);

@@ -13,7 +13,7 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -162,3 +162,16 @@ uint64_t hl__fork_identity(void) {
   (void)pthread_once(&once, install);
   return identity;
 }
+
+unsigned hl__fork_lock(atomic_uint *word) {
+  unsigned mine = hl__fork_generation() + 1;
+  for (;;) {
+    unsigned seen = atomic_load(word);
+    if (seen == mine)
+      (void)sched_yield();
+    else if (atomic_compare_exchange_weak(word, &seen, mine))
+      return mine;
+  }
+}
+
+void hl__fork_unlock(atomic_uint *word) { atomic_store(word, 0u); }

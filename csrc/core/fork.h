@@ -8,6 +8,8 @@
 #include "hierlock.h"
 #include "mutex.h"
 
+#include <stdatomic.h>
+
 /* hl__fork_watch has each forked child close the descriptor at once: a socket or lock file that a
    child keeps open would keep the locks of a parent that died. Forbid births (below) from opening
    the descriptor until it is watched, or a child may keep it. Unwatch it before it is closed. Any
@@ -35,5 +37,10 @@ unsigned hl__fork_generation(void);
 /* A random number of this process, which no parent, child or sibling has. 0: there were no random
    numbers. */
 uint64_t hl__fork_identity(void);
+/* A lock that a forked child can take even if a thread of the parent held it: then what it guards
+   may be half changed. The word is 0 at first. Other threads spin, so keep it for a moment only.
+   Returns a number that is not 0, and that no parent gets. */
+unsigned hl__fork_lock(atomic_uint *word);
+void hl__fork_unlock(atomic_uint *word);
 
 #endif

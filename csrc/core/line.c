@@ -340,11 +340,7 @@ void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
 int hl__line_wait(hl_manager *manager, hl__waiter *waiter) {
   if (waiter->place == HL__AT_STORE) return HL_OK;
   pthread_cond_t turn;
-  pthread_condattr_t monotonic;
-  (void)pthread_condattr_init(&monotonic);
-  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  (void)pthread_cond_init(&turn, &monotonic);
-  (void)pthread_condattr_destroy(&monotonic);
+  hl__cond_init(&turn);
   waiter->turn = &turn;
   int status = HL_OK;
   while (waiter->place != HL__AT_STORE && status == HL_OK) {

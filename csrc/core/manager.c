@@ -16,9 +16,6 @@
 /* Initialises everything that belongs to one process generation, with no store and no connections.
    Unchecked, as in hl__manager_renew: no other thread can have the mutex. */
 HL__UNCHECKED static void fields_init(hl_manager *manager) {
-  pthread_condattr_t monotonic;
-  (void)pthread_condattr_init(&monotonic);
-  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   manager->store = NULL;
   manager->pool = (hl__pool){.room = manager->pool.room};
   manager->workers = (hl__workers){.first = NULL};
@@ -34,11 +31,10 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   manager->queries_late = 0;
   atomic_store(&manager->leases_end, HL_FOREVER);
   (void)pthread_mutex_init(&manager->mutex, NULL);
-  (void)pthread_cond_init(&manager->pool.freed, &monotonic);
-  (void)pthread_cond_init(&manager->keeper.wakeup, &monotonic);
-  (void)pthread_cond_init(&manager->workers.work, &monotonic);
-  (void)pthread_cond_init(&manager->done, &monotonic);
-  (void)pthread_condattr_destroy(&monotonic);
+  hl__cond_init(&manager->pool.freed);
+  hl__cond_init(&manager->keeper.wakeup);
+  hl__cond_init(&manager->workers.work);
+  hl__cond_init(&manager->done);
   manager->config.pid = getpid();
 }
 

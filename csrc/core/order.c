@@ -1,7 +1,7 @@
 /*
  * order.c - see order.h. Everything here is kept until the process ends; its size depends on the
- * kinds and lines of the program. A lock guards it: an atomic word as in agent.c, for the same
- * reason. An entry that another thread was writing during a fork stays half learnt in the child.
+ * kinds and lines of the program. A lock of fork.h guards it. An entry that another thread was
+ * writing during a fork stays half learnt in the child.
  */
 #include "order.h"
 
@@ -10,7 +10,6 @@
 #include "manager.h"
 #include "plan.h"
 
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,28 +42,6 @@ static edge (*edges)[KINDS];
 static pair *pairs;
 static unsigned pair_count;
 static char *lines[LINES];
-
-static void learn_lock(void) {
-  unsigned mine = hl__fork_generation() + 1;
-  for (;;) {
-    unsigned seen = atomic_load(&lock_word);
-    if (seen == mine)
-      (void)sched_yield();
-    else if (atomic_compare_exchange_weak(&lock_word, &seen, mine))
-      return;
-  }
-}
-
-static void learn_unlock(void) { atomic_store(&lock_word, 0u); }
-
-#define HASH_BEGIN UINT64_C(14695981039346656037)
-#define PRIME UINT64_C(1099511628211)
-
-static uint64_t hash(const void *data, size_t size, uint64_t h) {
-  const unsigned char *bytes = data;
-  for (size_t i = 0; i < size; i++) h = (h ^ bytes[i]) * PRIME;
-  return h;
-}
 
 /* Keeps one copy of each line of the program. If there are too many, or no memory, returns a
    substitute. */
@@ -180,7 +157,7 @@ uint64_t hl__order_kinds(const char *units, const hl_plan *plan, const char *lab
   uint64_t kinds = 0;
   char name[NAME_MAX_SIZE];
   hl_layout *layout = hl_plan_layout(plan);
-  learn_lock();
+  (void)hl__fork_lock(&lock_word);
   for (size_t i = 0; i < hl_plan_target_count(plan); i++) {
     hl_id ids[HL_LEVELS_MAX];
     const char *level = hl_layout_name(layout, hl_plan_target(plan, i, ids).level);
@@ -196,7 +173,7 @@ uint64_t hl__order_kinds(const char *units, const hl_plan *plan, const char *lab
     }
     if (kind < KINDS) kinds |= UINT64_C(1) << kind;
   }
-  learn_unlock();
+  hl__fork_unlock(&lock_word);
   return kinds;
 }
 
@@ -308,7 +285,7 @@ bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken, ch
                      size_t size) {
   bool found = false;
   *report = '\0';
-  learn_lock();
+  (void)hl__fork_lock(&lock_word);
   if (!edges) edges = calloc(KINDS, sizeof *edges);
   if (!pairs) pairs = calloc(PAIRS, sizeof *pairs);
   const edge seen = {line_of(held->where), line_of(taken->where)};
@@ -319,7 +296,7 @@ bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken, ch
                         : learn_kinds(i, j, &seen, report, size);
       found = found || new;
     }
-  learn_unlock();
+  hl__fork_unlock(&lock_word);
   return found;
 }
 
@@ -329,7 +306,7 @@ bool hl__order_units(const char *units, const hl__order_step *held, const hl__or
   const char *sooner = unit_at_end(units, taken->plan, false);
   if (!later || !sooner || sooner >= later) return false;
   char path[128], other_path[128];
-  learn_lock();
+  (void)hl__fork_lock(&lock_word);
   if (!pairs) pairs = calloc(PAIRS, sizeof *pairs);
   const edge seen = {line_of(held->where), line_of(taken->where)};
   const uint64_t a = hash(later, strlen(later), HASH_BEGIN);
@@ -340,7 +317,7 @@ bool hl__order_units(const char *units, const hl__order_step *held, const hl__or
     *own = (pair){a, b, seen};
     pair_count++;
   }
-  learn_unlock();
+  hl__fork_unlock(&lock_word);
   *report = '\0';
   say(report, size, "units are taken against the declared order: ",
       hl_plan_describe(taken->plan, other_path, sizeof other_path),

@@ -62,11 +62,7 @@ static int store_open(const hl_store_config *config, hl_store **result, hl_error
   store->base.ops = &hl_store_mysql;
   store->config = config;
   (void)pthread_mutex_init(&store->mutex, NULL);
-  pthread_condattr_t monotonic;
-  (void)pthread_condattr_init(&monotonic);
-  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  (void)pthread_cond_init(&store->killed, &monotonic);
-  (void)pthread_condattr_destroy(&monotonic);
+  hl__cond_init(&store->killed);
   hl_session *first = NULL;
   int status = hl__mysql_params(store, error);
   if (status == HL_OK)

@@ -98,15 +98,11 @@ static void *request_main(void *argument) {
 }
 
 static request *request_new(hl__pg_session *session) {
-  pthread_condattr_t monotonic;
   request *self = calloc(1, sizeof *self);
   if (!self) return NULL;
   self->cancel = PQgetCancel(session->connection);
   (void)pthread_mutex_init(&self->mutex, NULL);
-  (void)pthread_condattr_init(&monotonic);
-  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  (void)pthread_cond_init(&self->changed, &monotonic);
-  (void)pthread_condattr_destroy(&monotonic);
+  hl__cond_init(&self->changed);
   if (self->cancel) return self;
   request_free(self);
   return NULL;

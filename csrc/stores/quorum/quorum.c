@@ -97,22 +97,18 @@ static int member_make(hl__quorum_member *member, const hl_store_config *config,
 /* Unchecked, like all that makes or ends a store: no other thread has it yet. */
 HL__UNCHECKED static int members_make(hl__quorum_store *store, const hl_store_config *config,
                                       hl_error *error) {
-  pthread_condattr_t monotonic;
-  (void)pthread_condattr_init(&monotonic);
-  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   int status = HL_OK;
   for (unsigned i = 0; status == HL_OK && i < config->dsn->param_count; i++) {
     hl__quorum_member *member = &store->members[i];
     member->store = store;
     member->number = i;
     member->heard = hl__now_ms();
-    (void)pthread_cond_init(&member->work, &monotonic);
-    (void)pthread_cond_init(&member->opened, &monotonic);
+    hl__cond_init(&member->work);
+    hl__cond_init(&member->opened);
     store->n = i + 1;
     status = member_make(member, config, config->dsn->params[i].value, error);
     if (status) (void)member_error(i, status, error);
   }
-  (void)pthread_condattr_destroy(&monotonic);
   store->need = store->all ? store->n : store->n / 2 + 1;
   return status;
 }
@@ -216,12 +212,8 @@ static int members_join(hl__quorum_store *store, hl__quorum_session *session, hl
 }
 
 static void session_init(hl__quorum_session *session, hl__quorum_store *store) {
-  pthread_condattr_t monotonic;
-  (void)pthread_condattr_init(&monotonic);
-  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   session->base.store = &store->base;
-  (void)pthread_cond_init(&session->answered, &monotonic);
-  (void)pthread_condattr_destroy(&monotonic);
+  hl__cond_init(&session->answered);
 }
 
 static void store_close(hl_store *base) {
