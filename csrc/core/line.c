@@ -274,13 +274,7 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   hl__list_init(&waiter->node);
   hl__member *behind = find(line, waiter->plan, waiter->arrival, NULL, false);
   classes_enter(line, waiter);
-  waiter->next = NULL;
-  waiter->previous = line->last;
-  if (line->last)
-    line->last->next = waiter;
-  else
-    line->first = waiter;
-  line->last = waiter;
+  hl__list_add(&line->all, &waiter->all);
   heap_add(line, waiter);
   stand(line, waiter, behind);
 }
@@ -320,14 +314,7 @@ static void member_leave(hl__line *line, hl__member *member, bool granted)
 
 void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
   hl__line *line = &manager->line;
-  if (waiter->next)
-    waiter->next->previous = waiter->previous;
-  else
-    line->last = waiter->previous;
-  if (waiter->previous)
-    waiter->previous->next = waiter->next;
-  else
-    line->first = waiter->next;
+  hl__list_remove(&waiter->all);
   heap_remove(line, waiter);
   hl__list_remove(&waiter->node);
   for (unsigned i = 0; i < waiter->member_count; i++)
@@ -458,9 +445,10 @@ HL__UNCHECKED int64_t hl__line_keep(hl_manager *manager) {
 }
 
 void hl__line_close(hl_manager *manager) {
-  hl__waiter *waiter = manager->line.first, *next;
-  for (; waiter; waiter = next) {
-    next = waiter->next; /* no waiter goes to the store of a closed manager */
+  hl__list *all = &manager->line.all, *next;
+  for (hl__list *node = all->next; node != all; node = next) {
+    hl__waiter *waiter = HL__LIST_ENTRY(node, hl__waiter, all);
+    next = node->next; /* no waiter goes to the store of a closed manager */
     if (waiter->ops)
       waiter->ops->close(waiter);
     else if (waiter->turn)

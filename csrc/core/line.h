@@ -56,7 +56,7 @@ typedef struct hl__member hl__member;
 
 /* The waiting requests of a manager. */
 typedef struct hl__line {
-  hl__waiter *first, *last; /* all, in order of arrival */
+  hl__list all; /* waiters, in order of arrival */
   uint64_t arrivals;
   hl__member *heads[HL__LINE_HEADS]; /* by row: the classes under it */
   /* Followers of a waiter that has just left: they search for another waiter to follow. `together`:
@@ -110,8 +110,7 @@ struct hl__waiter {
   int64_t deadline;
   const hl__waiter_ops *ops; /* NULL: a thread waits in hl__line_wait */
   uint64_t arrival HL__GUARDED_BY(hl__manager_mutex);
-  hl__waiter *next HL__GUARDED_BY(hl__manager_mutex);
-  hl__waiter *previous HL__GUARDED_BY(hl__manager_mutex);
+  hl__list all HL__GUARDED_BY(hl__manager_mutex); /* of the line */
   hl__place place HL__GUARDED_BY(hl__manager_mutex);
   /* BEHIND: in the followers of a member, or loose. READY: in that list. */
   hl__list node HL__GUARDED_BY(hl__manager_mutex);
@@ -125,7 +124,8 @@ struct hl__waiter {
 };
 
 static inline void hl__line_init(hl__line *line) {
-  *line = (hl__line){.first = NULL};
+  *line = (hl__line){.arrivals = 0};
+  hl__list_init(&line->all);
   hl__list_init(&line->loose);
   hl__list_init(&line->together);
   hl__list_init(&line->ready);

@@ -18,7 +18,8 @@
 HL__UNCHECKED static void fields_init(hl_manager *manager) {
   manager->store = NULL;
   manager->pool = (hl__pool){.room = manager->pool.room};
-  manager->workers = (hl__workers){.first = NULL};
+  manager->workers = (hl__workers){.tasks = 0};
+  hl__list_init(&manager->workers.queue);
   manager->keeper = (hl__keeper){.next = 0};
   manager->stats = (hl_stats){0};
   memset(manager->levels, 0, sizeof manager->levels);

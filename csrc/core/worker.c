@@ -15,26 +15,13 @@
 
 static void task_add(hl__workers *workers, hl__task *task) HL__REQUIRES(hl__manager_mutex) {
   task->queued = true;
-  task->next = NULL;
-  task->previous = workers->last;
-  if (workers->last)
-    workers->last->next = task;
-  else
-    workers->first = task;
-  workers->last = task;
+  hl__list_add(&workers->queue, &task->node);
   workers->tasks++;
 }
 
 static void task_remove(hl__workers *workers, hl__task *task) HL__REQUIRES(hl__manager_mutex) {
   task->queued = false;
-  if (task->previous)
-    task->previous->next = task->next;
-  else
-    workers->first = task->next;
-  if (task->next)
-    task->next->previous = task->previous;
-  else
-    workers->last = task->previous;
+  hl__list_remove(&task->node);
   workers->tasks--;
 }
 
@@ -45,8 +32,8 @@ static void *worker_main(void *argument) {
   hl__manager_mutex_lock(manager);
   for (;;) {
     workers->coming--;
-    hl__task *task = workers->first;
-    if (task) {
+    if (workers->tasks > 0) {
+      hl__task *task = HL__LIST_ENTRY(workers->queue.next, hl__task, node);
       task_remove(workers, task);
       hl__manager_mutex_unlock(manager);
       if (uses_library) hl__library_enter();
@@ -58,10 +45,10 @@ static void *worker_main(void *argument) {
     if (manager->closed) break;
     int64_t end = hl__now_ms() + IDLE_MS;
     workers->idle++;
-    while (!workers->first && !manager->closed && hl__left_ms(end) > 0)
+    while (workers->tasks == 0 && !manager->closed && hl__left_ms(end) > 0)
       hl__cond_wait(&workers->work, &manager->mutex, end);
     workers->idle--;
-    if (!workers->first) break;
+    if (workers->tasks == 0) break;
     workers->coming++;
   }
   if (!manager->closed) { /* else hl__workers_end has counted it */

@@ -8,6 +8,7 @@
 #define HIERLOCK_WORKER_H
 
 #include "hierlock.h"
+#include "list.h"
 #include "mutex.h"
 
 typedef struct hl__task hl__task;
@@ -20,13 +21,12 @@ struct hl__task {
   void (*run)(hl__task *task);
   /* No worker has taken it yet. */
   bool queued HL__GUARDED_BY(hl__manager_mutex);
-  hl__task *next HL__GUARDED_BY(hl__manager_mutex);
-  hl__task *previous HL__GUARDED_BY(hl__manager_mutex);
+  hl__list node HL__GUARDED_BY(hl__manager_mutex); /* queued: in that list */
 };
 
 /* The workers of a manager. */
 typedef struct hl__workers {
-  hl__task *first, *last; /* queued, oldest first */
+  hl__list queue; /* of the tasks, oldest first */
   unsigned tasks;
   unsigned idle;
   unsigned coming;     /* soon look for a task: just started, or about to be idle */
