@@ -34,20 +34,12 @@
 
 static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-static uint64_t hash(const void *data, size_t size, uint64_t h) {
-  const uint8_t *byte = data;
-  for (size_t i = 0; i < size; i++) h = (h ^ byte[i]) * UINT64_C(0x100000001B3);
-  return h;
-}
-
-#define HASH_BEGIN UINT64_C(0xCBF29CE484222325)
-
 static uint64_t layout_hash(const hl_layout *layout) {
   char names[HL__LAYOUT_NAMES_MAX], buckets[16];
   (void)hl__layout_names(layout, names);
   (void)snprintf(buckets, sizeof buckets, "/%lu", (unsigned long)hl_layout_buckets(layout));
-  uint64_t h = hash(names, strlen(names), HASH_BEGIN);
-  return hash(buckets, strlen(buckets), h);
+  uint64_t h = hl__hash(names, strlen(names), HL__HASH_BEGIN);
+  return hl__hash(buckets, strlen(buckets), h);
 }
 
 /* --------------------------------------------------------------- writing */
@@ -116,7 +108,7 @@ char *hl__export_write(const hl_lease_terms *terms, const hl_plan *plan) {
   if (!data) return NULL;
   out = (buffer){data, 0};
   put_all(&out, terms, plan);
-  put_number(&out, hash(data, out.size, HASH_BEGIN), 8);
+  put_number(&out, hl__hash(data, out.size, HL__HASH_BEGIN), 8);
   char *text = encode(data, out.size);
   free(data);
   return text;
@@ -182,7 +174,7 @@ static int get_all(source *in, hl_layout *layout, hl_lease_terms *terms, hl_plan
   source last = {begin + whole - 8, 8};
   (void)get_number(&last, &check, 8);
   in->left -= 8;
-  if (hash(begin, in->left, HASH_BEGIN) != check || !get(in, terms->id, sizeof terms->id) ||
+  if (hl__hash(begin, in->left, HL__HASH_BEGIN) != check || !get(in, terms->id, sizeof terms->id) ||
       !get(in, terms->secret, sizeof terms->secret) || !get_number(in, &ttl, 8) ||
       !get_number(in, &terms->place, 8) || !get_number(in, &tree, 8) || !get_number(in, &n, 4) ||
       ttl < 1 || ttl > (uint64_t)HL_TTL_MAX || n < 1)

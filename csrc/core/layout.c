@@ -18,14 +18,6 @@ static uint32_t fnv1a(uint32_t hash, const char *data, size_t n) {
   return hash;
 }
 
-#define WIDE_OFFSET_BASIS UINT64_C(14695981039346656037)
-#define WIDE_PRIME UINT64_C(1099511628211)
-
-static uint64_t wide_fnv1a(uint64_t hash, const char *data, size_t n) {
-  for (size_t i = 0; i < n; i++) hash = (hash ^ (unsigned char)data[i]) * WIDE_PRIME;
-  return hash;
-}
-
 static int name_check(const char *const *names, unsigned level, hl_error *error) {
   const char *name = names[level];
   size_t size = name ? strlen(name) : 0;
@@ -74,7 +66,7 @@ int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets, h
   for (unsigned i = 0; i < levels; i++) {
     strcpy(made->names[i], names[i]);
     made->seeds[i] = fnv1a(FNV_OFFSET_BASIS, names[i], strlen(names[i]));
-    made->wide_seeds[i] = wide_fnv1a(WIDE_OFFSET_BASIS, names[i], strlen(names[i]));
+    made->wide_seeds[i] = hl__hash(names[i], strlen(names[i]), HL__HASH_BEGIN);
   }
   *layout = made;
   return HL_OK;
@@ -273,8 +265,8 @@ static uint64_t wide_bucket(const hl_layout *layout, const hl_id *ids, unsigned 
   const uint64_t mask = (UINT64_C(1) << HL__HASH_BITS) - 1;
   uint64_t hash = layout->wide_seeds[n - 1];
   for (unsigned i = 0; i < n; i++) {
-    hash = wide_fnv1a(hash, ":", 1);
-    hash = wide_fnv1a(hash, ids[i].data, ids[i].size);
+    hash = hl__hash(":", 1, hash);
+    hash = hl__hash(ids[i].data, ids[i].size, hash);
   }
   return hash >> HL__HASH_BITS ^ (hash & mask);
 }

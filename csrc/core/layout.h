@@ -58,6 +58,15 @@ int hl__layout_named(const hl_layout *wanted, uint64_t (*name_key)(const char *n
 /* Writes the name of the node ids[0]/.../ids[n-1], unless out is NULL; no NUL. Returns its size. */
 size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids, unsigned n, char *out);
 
+/* FNV-1a of 64 bits, of data behind what `h` is the hash of. The first: HL__HASH_BEGIN. */
+#define HL__HASH_BEGIN UINT64_C(14695981039346656037)
+#define HL__HASH_PRIME UINT64_C(1099511628211)
+static inline uint64_t hl__hash(const void *data, size_t size, uint64_t h) {
+  const uint8_t *byte = data;
+  for (size_t i = 0; i < size; i++) h = (h ^ byte[i]) * HL__HASH_PRIME;
+  return h;
+}
+
 /* The bits of a hash that is used as a bucket: 4 of 64 bits are left for a level. */
 #define HL__HASH_BITS 60
 

@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "fork.h"
+#include "layout.h"
 #include "manager.h"
 #include "plan.h"
 
@@ -49,7 +50,7 @@ static const char *line_of(const char *where) {
   const char *none = "a place that is not known";
   if (!where || !*where) return none;
   size_t size = strlen(where) + 1;
-  for (uint64_t h = hash(where, size, HASH_BEGIN), i = 0; i < 16; i++) {
+  for (uint64_t h = hl__hash(where, size, HL__HASH_BEGIN), i = 0; i < 16; i++) {
     char **slot = &lines[(h + i) % LINES];
     if (!*slot) {
       *slot = malloc(size);
@@ -227,7 +228,7 @@ static bool learn_kinds(unsigned held, unsigned taken, const edge *seen, char *r
 
 /* The entry of two hashes, or a free one for them. NULL: neither, as the table is full. */
 static pair *pair_at(uint64_t first, uint64_t second) {
-  for (uint64_t h = first * PRIME ^ second, i = 0;; i++) {
+  for (uint64_t h = first * HL__HASH_PRIME ^ second, i = 0;; i++) {
     pair *at = &pairs[(h + i) % PAIRS];
     if (!at->lines.held) return pair_count < PAIRS / 2 ? at : NULL;
     if (at->first == first && at->second == second) return at;
@@ -258,10 +259,10 @@ static bool node_of(const hl_plan *plan, size_t i, unsigned kind, uint64_t *node
   hl_target target = hl_plan_target(plan, i, ids);
   const char *own = hl_layout_name(layout, target.level);
   if (is_unit[kind] ? !is_id(levels[kind], &ids[0]) : strcmp(own, levels[kind]) != 0) return false;
-  uint64_t h = hash(own, strlen(own), HASH_BEGIN);
+  uint64_t h = hl__hash(own, strlen(own), HL__HASH_BEGIN);
   for (unsigned j = 0; j <= target.level; j++) {
-    h = hash(&ids[j].size, sizeof ids[j].size, h);
-    h = hash(ids[j].data, ids[j].size, h);
+    h = hl__hash(&ids[j].size, sizeof ids[j].size, h);
+    h = hl__hash(ids[j].data, ids[j].size, h);
   }
   *node = h;
   return true;
@@ -309,8 +310,8 @@ bool hl__order_units(const char *units, const hl__order_step *held, const hl__or
   (void)hl__fork_lock(&lock_word);
   if (!pairs) pairs = calloc(PAIRS, sizeof *pairs);
   const edge seen = {line_of(held->where), line_of(taken->where)};
-  const uint64_t a = hash(later, strlen(later), HASH_BEGIN);
-  const uint64_t b = hash(sooner, strlen(sooner), HASH_BEGIN);
+  const uint64_t a = hl__hash(later, strlen(later), HL__HASH_BEGIN);
+  const uint64_t b = hl__hash(sooner, strlen(sooner), HL__HASH_BEGIN);
   pair *own = pairs ? pair_at(a, b) : NULL;
   *first = !own || !own->lines.held;
   if (own && *first) {

@@ -22,6 +22,8 @@
  */
 #include "quorum.h"
 
+#include "layout.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,9 +43,7 @@ const hl_lease_filter hl__presences = {.rows = &looked_for, .n = 1};
 /* ------------------------------------------------------------------- names */
 
 static uint64_t hash_add(uint64_t hash, const char *text) {
-  for (text = text ? text : ""; *text; text++)
-    hash = (hash ^ (unsigned char)*text) * UINT64_C(1099511628211);
-  return (hash ^ '\n') * UINT64_C(1099511628211);
+  return hl__hash("\n", 1, text ? hl__hash(text, strlen(text), hash) : hash);
 }
 
 /* Hashes what leads to a member's space, without users and passwords. */
@@ -52,7 +52,7 @@ static void name_hash(hl__quorum_member *member) {
   char port[16];
   (void)snprintf(port, sizeof port, "%u", dsn->port);
   const char *parts[] = {dsn->store, dsn->host, port, dsn->socket, dsn->path, dsn->database};
-  uint64_t hash = UINT64_C(14695981039346656037);
+  uint64_t hash = HL__HASH_BEGIN;
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) hash = hash_add(hash, parts[i]);
   for (unsigned i = 0; i < dsn->param_count; i++)
     if (strcmp(dsn->params[i].name, "table") == 0 || strcmp(dsn->params[i].name, "prefix") == 0 ||
@@ -76,7 +76,7 @@ void hl__presence_init(hl__quorum_store *store) {
   }
   qsort(hashes, store->n, HASH_SIZE, hash_compare); /* in any order */
   (void)snprintf(store->list, sizeof store->list, "%016llx%s",
-                 (unsigned long long)hash_add(UINT64_C(14695981039346656037), hashes), hashes);
+                 (unsigned long long)hash_add(HL__HASH_BEGIN, hashes), hashes);
 }
 
 void hl__presence_adopt(hl__quorum_store *store, hl__quorum_ask *const *asks) {
