@@ -209,20 +209,10 @@ static int piece_run(hl__call *call, hl_request *request, hl_grant *grant, hl_er
   hl_session *session = call->connection->session;
   hl__manager_mutex_unlock(manager);
   hl__exit_check(0);
-  int status = manager->ops->take(session, request, grant, error);
-  assert(!hl__is_step(status) || (status == HL__BEHIND_UPDATE && request->gives_way));
-  hl__manager_mutex_lock(manager);
-  return status;
-}
-
-/* Runs an import likewise. */
-static int piece_adopt(hl__call *call, hl_request *request, hl_grant *grant, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
-  hl_manager *manager = call->manager;
-  hl_session *session = call->connection->session;
-  hl__manager_mutex_unlock(manager);
-  hl__exit_check(0);
-  int status = manager->store->leases->adopt(session, request, grant, error);
+  int status = call->adopts ? manager->store->leases->adopt(session, request, grant, error)
+                            : manager->ops->take(session, request, grant, error);
+  assert(call->adopts || !hl__is_step(status) ||
+         (status == HL__BEHIND_UPDATE && request->gives_way));
   hl__manager_mutex_lock(manager);
   return status;
 }
@@ -382,9 +372,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     if (status) return status;
     /* Connecting took all the time that there was: the store is asked, once. */
     if (hl__left_ms(deadline) == 0) request->try_once = true;
-    if (attempt_begin(call, request, &self))
-      status = call->adopts ? piece_adopt(call, request, &grant, error)
-                            : piece_run(call, request, &grant, error);
+    if (attempt_begin(call, request, &self)) status = piece_run(call, request, &grant, error);
     status = attempt_end(call, request, &self, status, error);
   } while (status == HL__AGAIN);
   return status;

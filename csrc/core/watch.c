@@ -88,23 +88,39 @@ static int query_send(hl_session *session, void *context, hl_error *error) {
   return self->manager->ops->holders(session, &self->filter, tell, &told, query_end(self), error);
 }
 
-static int query_run(hl_manager *manager, const hl_plan *plan, query *self, hl_error *error) {
-  hl_plan *copy = plan ? hl_plan_copy(plan) : NULL;
-  if (plan && !copy) return hl__error_memory(error);
-  if (copy) {
-    self->filter.rows = hl__plan_rows(copy, &self->filter.n);
-    self->filter.names = hl__plan_names(copy);
-  }
-  int64_t end = query_end(self);
+/* The filter asks for the rows of a copy of the plan, NULL if there is none. HL_OK, HL_ENOMEM. */
+static int plan_take(const hl_plan *plan, hl_lease_filter *filter, hl_plan **copy,
+                     hl_error *error) {
+  *copy = plan ? hl_plan_copy(plan) : NULL;
+  if (!plan) return HL_OK;
+  if (!*copy) return hl__error_memory(error);
+  filter->rows = hl__plan_rows(*copy, &filter->n);
+  filter->names = hl__plan_names(*copy);
+  return HL_OK;
+}
+
+/* Runs it on a connection of the pool. of_leases: HL_EUNSUPPORTED where the store has none. */
+static int run(hl_manager *manager, bool of_leases,
+               int (*fn)(hl_session *session, void *context, hl_error *error), void *context,
+               int64_t end, hl_error *error) {
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   int status = hl__manager_enter(manager, error);
   bool entered = status == HL_OK;
-  if (entered && manager->ops->traits.expires) status = hl__keeper_start(manager, error);
-  if (status == HL_OK) status = hl__pool_run(manager, query_send, self, end, error);
+  if (entered && of_leases && !manager->store->leases)
+    status = hl__lease_unsupported(manager, error);
+  if (status == HL_OK && manager->ops->traits.expires) status = hl__keeper_start(manager, error);
+  if (status == HL_OK) status = hl__pool_run(manager, fn, context, end, error);
   hl__manager_mutex_unlock(manager);
-  hl_plan_free(copy);
   if (entered) hl__manager_leave(manager);
+  return status;
+}
+
+static int query_run(hl_manager *manager, const hl_plan *plan, query *self, hl_error *error) {
+  hl_plan *copy;
+  int status = plan_take(plan, &self->filter, &copy, error);
+  if (status == HL_OK) status = run(manager, false, query_send, self, query_end(self), error);
+  hl_plan_free(copy);
   return status;
 }
 
@@ -277,27 +293,18 @@ static int request_run(hl_session *session, void *context, hl_error *error) {
   return status;
 }
 
-static int digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 /* False: the text is no id. */
 static bool id_read(const char *text, uint8_t id[16]) {
-  if (strlen(text) != HL_LEASE_ID_SIZE - 1) return false;
-  for (size_t i = 0; i < 16; i++) {
-    int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
-    if (high < 0 || low < 0) return false;
-    id[i] = (uint8_t)(high << 4 | low);
-  }
+  const size_t size = HL_LEASE_ID_SIZE - 1;
+  if (strlen(text) != size || strspn(text, "0123456789abcdefABCDEF") != size) return false;
+  hl__id_read(text, id);
   return true;
 }
 
 static int request_make(hl_manager *manager, const hl_filter *given, request *self,
                         hl_error *error) {
   hl_filter filter = HL_FILTER_INIT;
-  hl_plan *copy = NULL;
+  hl_plan *copy;
   uint8_t id[16];
   int status = HL_OK;
   if (given)
@@ -311,29 +318,17 @@ static int request_make(hl_manager *manager, const hl_filter *given, request *se
                      "shows it");
   if (filter.plan && hl_plan_layout(filter.plan) != manager->layout)
     return hl__error(error, HL_EMISUSE, "the plan is of another layout");
-  if (filter.plan && !(copy = hl_plan_copy(filter.plan))) return hl__error_memory(error);
   self->manager = manager;
   self->filter.owner = filter.owner;
   self->filter.id = filter.id ? id : NULL;
   self->filter.over = filter.over;
   if (!hl__random_fill(&self->filter.call, sizeof self->filter.call))
-    status = hl__error_errno(error, HL_ESTORE, "there are no random numbers");
+    return hl__error_errno(error, HL_ESTORE, "there are no random numbers");
   self->filter.call >>= 1;
-  if (copy) {
-    self->filter.rows = hl__plan_rows(copy, &self->filter.n);
-    self->filter.names = hl__plan_names(copy);
-  }
   self->deadline = hl__now_ms() + LIST_MS;
-  hl__manager_renew(manager);
-  hl__manager_mutex_lock(manager);
-  if (status == HL_OK) status = hl__manager_enter(manager, error);
-  bool entered = status == HL_OK;
-  if (entered && !manager->store->leases) status = hl__lease_unsupported(manager, error);
-  if (status == HL_OK && manager->ops->traits.expires) status = hl__keeper_start(manager, error);
-  if (status == HL_OK) status = hl__pool_run(manager, request_run, self, self->deadline, error);
-  hl__manager_mutex_unlock(manager);
+  status = plan_take(filter.plan, &self->filter, &copy, error);
+  if (status == HL_OK) status = run(manager, true, request_run, self, self->deadline, error);
   hl_plan_free(copy);
-  if (entered) hl__manager_leave(manager);
   return status;
 }
 
