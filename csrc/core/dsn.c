@@ -156,18 +156,19 @@ int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
   return hl__dsn_params(params, true, dsn, error);
 }
 
-int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error) {
+int hl__dsn_path(char *text, const char *what, hl_dsn *dsn, hl_error *error) {
   char *params = strchr(text, '?');
   if (params) *params++ = '\0';
   if (strncmp(text, "//", 2) == 0) {
     text += 2;
     if (*text && *text != '/')
       return hl__error(error, HL_EDSN,
-                       "write the directory of a file: DSN as "
-                       "file:/absolute or file:relative, without a host");
+                       "write the %s of a %s: DSN as %s:/absolute or %s:relative, "
+                       "without a host",
+                       what, dsn->store, dsn->store, dsn->store);
   }
   if (*text) dsn->path = text;
-  int status = hl__dsn_decode(text, "directory", error);
+  int status = hl__dsn_decode(text, what, error);
   return status ? status : hl__dsn_params(params, true, dsn, error);
 }
 

@@ -64,8 +64,9 @@ int hl__dsn_account(char *text, char *at, hl_dsn *dsn, hl_error *error);
 /* Parses what follows "mysql://": [user[:password]@][host][/database][?params]. `host` parses the
    host, as hl__dsn_host does. */
 int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error);
-/* Parses what follows "file:": a directory, into dsn->path. */
-int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error);
+/* Parses what follows "file:", or another such scheme: a path, which messages call `what`, into
+   dsn->path. */
+int hl__dsn_path(char *text, const char *what, hl_dsn *dsn, hl_error *error);
 
 /* ---- parameters of the stores */
 

@@ -29,7 +29,7 @@ static int null_parse(char *text, hl_dsn *dsn, hl_error *error) {
   static const hl__dsn_known none[] = {{.name = NULL}};
   if (*text && *text != '?')
     return hl__error(error, HL_EDSN, "nothing may follow 'null:' in a DSN");
-  int status = hl__dsn_path(text, dsn, error);
+  int status = hl__dsn_path(text, "directory", dsn, error);
   return status ? status : hl__dsn_store(dsn, none, NULL, error);
 }
 

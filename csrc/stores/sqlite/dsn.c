@@ -6,26 +6,15 @@
 #include <string.h>
 
 int hl__sqlite_dsn(char *text, hl_dsn *dsn, hl_error *error) {
-  char *params = strchr(text, '?');
-  if (params) *params++ = '\0';
-  if (strncmp(text, "//", 2) == 0) {
-    text += 2;
-    if (*text && *text != '/')
-      return hl__error(error, HL_EDSN,
-                       "write the file of a sqlite: DSN as sqlite:/absolute or "
-                       "sqlite:relative, without a host");
-  }
-  int status = hl__dsn_decode(text, "file", error);
-  if (status == HL_OK) status = hl__dsn_params(params, true, dsn, error);
+  int status = hl__dsn_path(text, "file", dsn, error);
   if (status) return status;
-  size_t size = strlen(text);
-  if (size == 0 || text[size - 1] == '/')
+  const char *path = dsn->path;
+  if (!path || !*path || path[strlen(path) - 1] == '/')
     return hl__error(error, HL_EDSN, "the DSN names no file: write sqlite:/path/to/file");
-  if (strcmp(text, ":memory:") == 0 || strcmp(text, "/:memory:") == 0)
+  if (strcmp(path, ":memory:") == 0 || strcmp(path, "/:memory:") == 0)
     return hl__error(error, HL_EDSN,
                      "a database in memory is that of one connection, and keeps "
                      "nobody out: write sqlite:/path/to/file, or file:");
-  dsn->path = text;
   return HL_OK;
 }
 
