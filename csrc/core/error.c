@@ -112,6 +112,17 @@ int hl__error_null(hl_error *error, const char *function) {
   return hl__error(error, HL_EMISUSE, "%s: an argument is NULL that must not be", function);
 }
 
+char *hl__hex(char *out, const void *data, size_t n) {
+  static const char digits[] = "0123456789abcdef";
+  const uint8_t *bytes = data;
+  for (size_t i = 0; i < n; i++) {
+    *out++ = digits[bytes[i] >> 4];
+    *out++ = digits[bytes[i] & 15];
+  }
+  *out = '\0';
+  return out;
+}
+
 void hl__id_read(const char *digits, uint8_t id[16]) {
   memset(id, 0, 16);
   for (size_t n = 0; *digits && n < 32; digits++) {

@@ -42,6 +42,8 @@ int hl__error_null(hl_error *error, const char *function);
   do {                                                                                             \
     if (!(given)) return hl__error_null((error), __func__);                                        \
   } while (0)
+/* Writes n bytes in hexadecimal digits, and a NUL; returns where that is. */
+char *hl__hex(char *out, const void *data, size_t n);
 /* Reads 16 bytes from hexadecimal digits, with dashes between them or not. */
 void hl__id_read(const char *digits, uint8_t id[16]);
 /* The status of that name in the contract; HL_ESTORE for an unknown name. */

@@ -300,18 +300,14 @@ Returns the HMAC-SHA-256 of a text. For hierlock's own Lua code.
 @treturn string 64 hexadecimal digits
 */
 static int hmac(lua_State *L) {
-  static const char digits[] = "0123456789abcdef";
   size_t key_size, text_size;
   uint8_t mac[HL__HMAC_SIZE];
-  char hex[2 * HL__HMAC_SIZE];
+  char hex[2 * HL__HMAC_SIZE + 1];
   const char *key = luaL_checklstring(L, 1, &key_size);
   const char *text = luaL_checklstring(L, 2, &text_size);
   hl__hmac(key, key_size, text, text_size, mac);
-  for (size_t i = 0; i < HL__HMAC_SIZE; i++) {
-    hex[2 * i] = digits[mac[i] >> 4];
-    hex[2 * i + 1] = digits[mac[i] & 15];
-  }
-  lua_pushlstring(L, hex, sizeof hex);
+  (void)hl__hex(hex, mac, sizeof mac);
+  lua_pushstring(L, hex);
   return 1;
 }
 

@@ -91,7 +91,6 @@ bool hl__embedded_lease_matches(hl__shm_space *space, uint32_t index,
 }
 
 static void lease_take(hl__shm_space *space, hl__shm_lease *lease, hl_holder *holder) {
-  static const char hex[] = "0123456789abcdef";
   uint8_t id[16];
   hl__embedded_id_get(id, lease->id);
   const uint64_t pid = atomic_load(&lease->pid);
@@ -101,10 +100,7 @@ static void lease_take(hl__shm_space *space, hl__shm_lease *lease, hl_holder *ho
   note_take(holder, &lease->base.note);
   text_take(holder->host, sizeof holder->host, lease->host, HL__SHM_TEXT(sizeof holder->host));
   hl__shm_text_get(holder->owner, lease->owner, HL__SHM_TEXT(sizeof holder->owner));
-  for (size_t i = 0; i < 16; i++) {
-    holder->id[2 * i] = hex[id[i] >> 4];
-    holder->id[2 * i + 1] = hex[id[i] & 15];
-  }
+  (void)hl__hex(holder->id, id, sizeof id);
 }
 
 /* A list of leases under way. */

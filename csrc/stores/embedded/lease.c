@@ -263,15 +263,17 @@ static uint32_t record_make(hl__shm_space *space) {
   return it.ended > 0 ? hl__shm_lease_make(space) : 0;
 }
 
+static void text_set(hl__a64 *words, size_t bytes, const char *text) {
+  hl__shm_text_set(words, HL__SHM_TEXT(bytes), text, text ? strlen(text) : 0);
+}
+
 /* Writes for observers which process has the lease. */
 static void whose(hl__embedded_session *session, hl__shm_lease *lease) {
   const hl_store_config *config = hl__embedded_store_of(session)->config;
   hl__shm_note *note = &lease->base.note;
   atomic_store(&note->turn, atomic_load(&note->turn) | 1u);
-  hl__shm_text_set(note->application, HL__SHM_TEXT(sizeof note->application), config->application,
-                   strlen(config->application));
-  hl__shm_text_set(lease->host, HL__SHM_TEXT(sizeof lease->host), config->host,
-                   strlen(config->host));
+  text_set(note->application, sizeof note->application, config->application);
+  text_set(lease->host, sizeof lease->host, config->host);
   atomic_store(&lease->pid, session->table->space->namespace << 32 | (uint32_t)config->pid);
   (void)atomic_fetch_add(&note->turn, 1u);
 }
@@ -280,18 +282,15 @@ static void record_fill(hl__embedded_session *session, const hl_request *request
                         hl__shm_lease *lease) {
   const hl_lease_terms *terms = request->lease;
   hl__shm_note *note = &lease->base.note;
-  char label[sizeof note->label] = "";
+  char label[sizeof note->label];
   id_set(lease->id, terms->id);
   id_set(lease->secret, terms->secret);
   id_set(lease->holder, terms->holder);
   atomic_store(&lease->token, token);
-  hl__shm_text_set(lease->owner, HL__SHM_TEXT(sizeof lease->owner), terms->owner,
-                   strlen(terms->owner));
-  if (request->label_size > 0)
-    (void)hl__escape(label, sizeof label, request->label, request->label_size);
-  hl__shm_text_set(note->label, HL__SHM_TEXT(sizeof note->label), label, strlen(label));
-  hl__shm_text_set(note->path, HL__SHM_TEXT(sizeof note->path), request->path,
-                   request->path ? strlen(request->path) : 0);
+  text_set(lease->owner, sizeof lease->owner, terms->owner);
+  (void)hl__escape(label, sizeof label, request->label, request->label_size);
+  text_set(note->label, sizeof note->label, label);
+  text_set(note->path, sizeof note->path, request->path);
   atomic_store(&note->since_ms, (uint64_t)hl__unix_ms());
   atomic_store(&note->mode, (uint32_t)request->mode);
   whose(session, lease);
@@ -528,10 +527,6 @@ typedef struct revocation {
   int status;
 } revocation;
 
-static void text_set(hl__a64 *words, size_t count, const char *text) {
-  hl__shm_text_set(words, count, text, text ? strlen(text) : 0);
-}
-
 static bool revoke_step(void *context, uint32_t index) {
   revocation *self = context;
   hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
@@ -545,8 +540,8 @@ static bool revoke_step(void *context, uint32_t index) {
     self->status = HL_OK;
     return true;
   }
-  text_set(lease->by, HL__SHM_TEXT(sizeof lease->by), self->filter->by);
-  text_set(lease->reason, HL__SHM_TEXT(sizeof lease->reason), self->filter->reason);
+  text_set(lease->by, sizeof lease->by, self->filter->by);
+  text_set(lease->reason, sizeof lease->reason, self->filter->reason);
   atomic_store(&lease->revoked, (uint64_t)hl__unix_ms());
   if (hl__shm_lease_end(self->space, index, stamp, 0))
     self->count++;

@@ -3,6 +3,7 @@
  */
 #include "machine.h"
 
+#include "error.h"
 #include "fork.h"
 
 #include <errno.h>
@@ -63,18 +64,11 @@ static int kernel_says(const char *name, char *text, size_t size) {
 
 int hl__machine_boot(uint64_t boot[2], int64_t *ahead) {
   char text[256];
-  uint8_t id[16] = {0};
-  unsigned digits = 0;
+  uint8_t id[16];
   *ahead = 0;
   boot[0] = boot[1] = 0;
   if (kernel_says("/proc/sys/kernel/random/boot_id", text, sizeof text) != 0) return -1;
-  for (const char *from = text; *from && digits < 32; from++) {
-    static const char hex[] = "0123456789abcdef";
-    const char *digit = strchr(hex, *from);
-    if (!digit) continue;
-    id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | (digit - hex));
-    digits++;
-  }
+  hl__id_read(text, id);
   memcpy(boot, id, 16);
 
   if (kernel_says("/proc/self/timens_offsets", text, sizeof text) != 0) return -1;

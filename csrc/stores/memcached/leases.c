@@ -518,8 +518,7 @@ static void holder_fill(const hl__memcached_document *document, const hl__memcac
     holder->mode = HL_EXCLUSIVE;
   holder->waiting = !entry->granted;
   if (entry->granted) holder->remaining_ms = left_ms(item);
-  for (size_t i = 0; i < sizeof entry->id; i++)
-    (void)snprintf(holder->id + 2 * i, 3, "%02x", entry->id[i]);
+  (void)hl__hex(holder->id, entry->id, sizeof entry->id);
 }
 
 /* Writes the account of a revocation before the lease ends. The answer comes with the answers to

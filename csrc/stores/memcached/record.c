@@ -31,8 +31,7 @@ void hl__memcached_record_of(const hl__memcached_session *session, const hl_requ
   copy(holder->application, sizeof holder->application, config->application);
   copy(holder->host, sizeof holder->host, config->host);
   copy(holder->path, sizeof holder->path, request->path ? request->path : "");
-  if (request->label_size)
-    (void)hl__escape(holder->label, sizeof holder->label, request->label, request->label_size);
+  (void)hl__escape(holder->label, sizeof holder->label, request->label, request->label_size);
 }
 
 static void write_bytes(hl__memcached_buffer *out, const void *data, size_t size) {
@@ -132,28 +131,17 @@ bool hl__memcached_record_read(const hl__memcached_item *item, hl__memcached_rec
 
 /* -------------------------------------------------------------------- keys */
 
-static int hex(char *out, const uint8_t bytes[16]) {
-  static const char digits[] = "0123456789abcdef";
-  for (int i = 0; i < 16; i++) {
-    *out++ = digits[bytes[i] >> 4];
-    *out++ = digits[bytes[i] & 15];
-  }
-  *out = '\0';
-  return 32;
-}
-
 const char *hl__memcached_id_key(const hl__memcached_session *session, const char *kind,
                                  const uint8_t id[16], char *out) {
   int used = snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:%s:", session->store->prefix, kind);
-  (void)hex(out + used, id);
+  (void)hl__hex(out + used, id, 16);
   return out;
 }
 
 const char *hl__memcached_live_key(const hl__memcached_session *session, const uint8_t id[16],
                                    const uint8_t holder[16], char *out) {
   int used = snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:live:", session->store->prefix);
-  used += hex(out + used, id);
-  (void)hex(out + used, holder);
+  (void)hl__hex(hl__hex(out + used, id, 16), holder, 16);
   return out;
 }
 

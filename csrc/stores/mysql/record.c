@@ -84,9 +84,7 @@ static void put_lease_values(hl__text *t, const hl__mysql_store *store, const hl
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = store->config;
   char label[128];
-  label[0] = '\0';
-  if (request->label_size > 0)
-    (void)hl__escape(label, sizeof label, request->label, request->label_size);
+  (void)hl__escape(label, sizeof label, request->label, request->label_size);
   hl__mysql_put_id(t, "", terms->id);
   hl__mysql_put_secret(t, ",", terms->secret);
   hl__mysql_put_id(t, ",", terms->holder);

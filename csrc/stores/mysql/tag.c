@@ -42,7 +42,7 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   *at++ = SEPARATOR[0];
   at = stpcpy(at, request->path);
   *at++ = SEPARATOR[0];
-  at += hl__escape(at, LABEL_MAX, request->label ? request->label : "", request->label_size);
+  at += hl__escape(at, LABEL_MAX, request->label, request->label_size);
   *at++ = SEPARATOR[0];
   const char *end = session->tag + session->tag_capacity - ROW_MAX;
   for (size_t i = 0; i < request->recorded_n && at <= end; i++) {

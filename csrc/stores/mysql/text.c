@@ -24,17 +24,12 @@ void hl__text_put(hl__text *text, const char *format, ...) {
 }
 
 void hl__text_hex(hl__text *text, const void *data, size_t n) {
-  static const char digits[] = "0123456789abcdef";
-  const unsigned char *bytes = data;
   if (n == 0) {
     hl__text_put(text, "X''"); /* '' may be NULL: EMPTY_STRING_IS_NULL */
     return;
   }
   hl__text_put(text, "0x");
-  for (size_t i = 0; i < n; i++) {
-    text->data[text->used++] = digits[bytes[i] >> 4];
-    text->data[text->used++] = digits[bytes[i] & 15];
-  }
+  text->used = (size_t)(hl__hex(text->data + text->used, data, n) - text->data);
 }
 
 void hl__text_take(char *out, size_t size, const char *text) {

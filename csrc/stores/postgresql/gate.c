@@ -123,8 +123,7 @@ static char *conflicts_text(const hl__pg_session *session, const char *tag,
   char exempt[64] = "", *sql = NULL;
   if (request->exempt) {
     char *at = stpcpy(exempt, " AND l.id<>'");
-    for (size_t i = 0; i < 16; i++) at += sprintf(at, "%02x", request->exempt[i]);
-    (void)stpcpy(at, "'");
+    (void)stpcpy(hl__hex(at, request->exempt, 16), "'");
   }
   if (keys && exclusive && behind) {
     size_t size = sizeof CONFLICTS + HL__PG_TAG_MAX + strlen(keys) + 2 * strlen(exclusive) +
@@ -177,10 +176,7 @@ static int over_delete(wait *self, hl_error *error) {
   const hl_lease_terms *own = self->request->lease;
   char ids[50 * 40 + 16] = "", mine[40] = "", sql[sizeof ids + 700];
   size_t used = 0;
-  if (own) {
-    char *at = mine;
-    for (size_t i = 0; i < 16; i++) at += sprintf(at, "%02x", own->former[i]);
-  }
+  if (own) (void)hl__hex(mine, own->former, 16);
   for (int i = 0; i < PQntuples(self->found) && i < 50; i++) {
     const char *id = hl__pg_field(self->found, i, ID);
     const char *left = hl__pg_field(self->found, i, LEFT);

@@ -197,12 +197,6 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   "l.holder=u.holder AND l.revoked IS NULL RETURNING l.id) DELETE FROM "                           \
   "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
 
-static char *put_uuid(char *at, char before, const uint8_t id[16]) {
-  *at++ = before;
-  for (unsigned i = 0; i < 16; i++) at += sprintf(at, "%02x", id[i]);
-  return at;
-}
-
 static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
                           hl_error *error) {
   hl__pg_session *session = session_of(base);
@@ -213,8 +207,9 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
   if (!ids) return hl__error_memory(error);
   char *holders = ids + n * 33 + 2, *id = ids, *holder = holders;
   for (size_t i = 0; i < n; i++) {
-    id = put_uuid(id, i ? ',' : '{', terms[i].id);
-    holder = put_uuid(holder, i ? ',' : '{', terms[i].holder);
+    *id++ = *holder++ = i ? ',' : '{';
+    id = hl__hex(id, terms[i].id, 16);
+    holder = hl__hex(holder, terms[i].holder, 16);
   }
   strcpy(id, "}");
   strcpy(holder, "}");

@@ -90,8 +90,7 @@ static int record_fill(record *self, const hl__pg_session *session, const hl_req
   }
   (void)hl__pg_token(session, made, sizeof made);
   (void)snprintf(self->sql, sizeof self->sql, TAKE, made);
-  if (request->label_size)
-    (void)hl__escape(self->label, sizeof self->label, request->label, request->label_size);
+  (void)hl__escape(self->label, sizeof self->label, request->label, request->label_size);
   part->number = HL__PG_TAKE;
   part->sql = self->sql;
   hl__pg_bytes(part, terms->id, 16);

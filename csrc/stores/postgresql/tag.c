@@ -50,9 +50,8 @@ static char *put_field(char *at, size_t size, const char *text) {
 void hl__pg_tag(const hl__pg_session *session, const hl_request *request,
                 char tag[HL__PG_TAG_MAX]) {
   const hl_store_config *config = session->store->config;
-  char label[128] = "";
-  if (request->label_size)
-    (void)hl__escape(label, sizeof label, request->label, request->label_size);
+  char label[128];
+  (void)hl__escape(label, sizeof label, request->label, request->label_size);
   char *at = stpcpy(tag, BEGINNING);
   at = hl__put_number(at, (uint64_t)hl__unix_ms());
   *at++ = '|';

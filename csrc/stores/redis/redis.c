@@ -96,8 +96,7 @@ static int channel_draw(hl__redis_store *store, hl_error *error) {
   if (getrandom(random, sizeof random, 0) != sizeof random)
     return hl__error_errno(error, HL_ESTORE, "there are no random numbers");
   int used = snprintf(store->channel, sizeof store->channel, "%s:bells:", store->prefix);
-  for (size_t i = 0; i < sizeof random; i++)
-    used += snprintf(store->channel + used, 3, "%02x", random[i]);
+  (void)hl__hex(store->channel + used, random, sizeof random);
   return HL_OK;
 }
 

@@ -83,8 +83,7 @@ void hl__redis_number(hl__redis_call *call, int64_t number) {
 void hl__redis_id(hl__redis_call *call, const uint8_t id[16]) {
   static const uint8_t none[16] = {0};
   char digits[33] = "";
-  if (memcmp(id, none, 16) != 0)
-    for (size_t i = 0; i < 16; i++) (void)snprintf(digits + 2 * i, 3, "%02x", id[i]);
+  if (memcmp(id, none, 16) != 0) (void)hl__hex(digits, id, 16);
   hl__redis_text(call, digits);
 }
 

@@ -38,7 +38,7 @@ bool hl__redis_subscription_join(hl__redis_session *session, const uint8_t id[16
   hl__redis_store *store = session->store;
   hl__redis_store_lock(store);
   if (hl__list_empty(&session->node)) {
-    for (size_t i = 0; i < 16; i++) (void)snprintf(session->id + 2 * i, 3, "%02x", id[i]);
+    (void)hl__hex(session->id, id, 16);
     session->rung = false;
     hl__list_add(&store->waiting, &session->node);
   }

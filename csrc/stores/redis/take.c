@@ -29,12 +29,11 @@ static void call_fill(hl__redis_call *call, hl__redis_script script,
   const hl_lease_terms *terms = request->lease;
   bool takes = script == HL__REDIS_TAKE;
   uint32_t root = takes ? home_of(request) : (uint32_t)terms->place;
-  char memory[96], label[128] = "";
+  char memory[96], label[128];
   int64_t forgets = atomic_load(&store->longest);
   if (forgets < store->quarantine) forgets = store->quarantine;
   hl__redis_memory_key(store, root, memory);
-  if (request->label_size)
-    (void)hl__escape(label, sizeof label, request->label, request->label_size);
+  (void)hl__escape(label, sizeof label, request->label, request->label_size);
   hl__redis_call_init(call, store, script, root);
   hl__redis_id(call, terms->id);
   if (!takes) hl__redis_id(call, terms->holder);

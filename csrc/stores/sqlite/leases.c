@@ -341,7 +341,6 @@ typedef struct listing {
 } listing;
 
 static int list_one(hl__sqlite_session *session, sqlite3_stmt *it, void *context) {
-  static const char hex[] = "0123456789abcdef";
   const listing *self = context;
   hl__sqlite_end_time end;
   hl_holder holder = {.kind = HL_LEASE,
@@ -358,10 +357,7 @@ static int list_one(hl__sqlite_session *session, sqlite3_stmt *it, void *context
   (void)snprintf(holder.owner, sizeof holder.owner, "%s", owner ? (const char *)owner : "");
   const uint8_t *id = sqlite3_column_blob(it, HL__COLUMN_ID);
   size_t id_size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ID);
-  for (size_t i = 0; id && i < 16 && i < id_size; i++) {
-    holder.id[2 * i] = hex[id[i] >> 4];
-    holder.id[2 * i + 1] = hex[id[i] & 15];
-  }
+  if (id) (void)hl__hex(holder.id, id, id_size < 16 ? id_size : 16);
   self->fn(self->context, &holder);
   return SQLITE_OK;
 }
