@@ -35,6 +35,7 @@
 #ifndef HIERLOCK_STORE_H
 #define HIERLOCK_STORE_H
 
+#include "clock.h"
 #include "dsn.h"
 #include "hierlock.h"
 
@@ -150,6 +151,19 @@ static inline hl_id hl__request_name(const hl_request *request, const hl_row *ro
   uint32_t size;
   memcpy(&size, request->names + row->root, sizeof size);
   return (hl_id){request->names + row->root + sizeof size, size};
+}
+
+/* The request as a session's that takes the rows for the lease to upgrade. The lease is not in its
+   way: it stands in the queue of the rows, and once it has them, no other session and no other
+   lease has any of them. */
+static inline hl_request hl__upgrade_request(const hl_request *request) {
+  hl_request own = *request;
+  own.lease = NULL;
+  own.extend = own.upgrade = false;
+  own.recorded = own.rows;
+  own.recorded_n = own.n;
+  own.exempt = request->lease->id;
+  return own;
 }
 
 typedef struct hl_grant {
@@ -390,6 +404,17 @@ typedef struct hl_store_ops {
   int (*holders)(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                  int64_t deadline, hl_error *error);
 } hl_store_ops;
+
+/* The operations of a store whose sessions hold nothing between two calls: give_back and check, and
+   renew. */
+static inline int hl__session_rests(hl_session *session, hl_error *error) {
+  (void)session, (void)error;
+  return HL_OK;
+}
+static inline int hl__session_renewed(hl_session *session, int64_t *sent_ms, hl_error *error) {
+  *sent_ms = hl__boot_ms();
+  return hl__session_rests(session, error);
+}
 
 /* Takes the session that open has made, if it still stands; else calls ops->session_open. */
 static inline int hl__session_open(const hl_store_ops *ops, hl_store *store, int64_t deadline,

@@ -412,9 +412,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   int status = enter(base, request->lease, at_least(request->deadline), &it, error);
   if (status) return status;
   if (request->upgrade) {
-    hl_request own = *request;
-    own.lease = NULL;
-    own.upgrade = own.extend = false;
+    const hl_request own = hl__upgrade_request(request);
     grip_leave(&it); /* it waits */
     status = hl__embedded_session_take(session, &own, it.stamp, error);
     atomic_store(&session->interrupted, false);

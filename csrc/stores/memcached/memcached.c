@@ -102,12 +102,6 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
 
 /* ------------------------------------------------------------ a session */
 
-/* A session holds nothing between two calls. */
-static int give_back(hl_session *session, hl_error *error) {
-  (void)session, (void)error;
-  return HL_OK;
-}
-
 static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   *sent_ms = hl__boot_ms();
@@ -154,7 +148,7 @@ const hl_store_ops hl_store_memcached = {
     .session_open = session_open,
     .session_close = session_close,
     .take = hl__memcached_take,
-    .give_back = give_back,
+    .give_back = hl__session_rests,
     .settle = settle,
     .renew = renew,
     .check = session_check,

@@ -401,25 +401,14 @@ static int record_convert(hl__mysql_session *session, const hl_request *request,
   return status;
 }
 
-/* Takes the rows as a session that this lease does not keep out: it stands in their queue. Once
-   it has them, no other session and no other lease has any of them. */
-static int upgrade_lock(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
-                        hl_error *error) {
-  hl_request own = *request;
-  own.lease = NULL;
-  own.extend = own.upgrade = false;
-  own.recorded = own.rows;
-  own.recorded_n = own.n;
-  own.exempt = request->lease->id;
-  return hl__mysql_lock_rows(session, &own, grant, error);
-}
-
 int hl__mysql_record_convert(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
                              uint64_t *changed, hl_error *error) {
+  const hl_request own = hl__upgrade_request(request);
   for (;;) {
     hl_grant held = {.token = grant->token};
     int status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
-    if (status == HL_OK && request->upgrade) status = upgrade_lock(session, request, &held, error);
+    if (status == HL_OK && request->upgrade)
+      status = hl__mysql_lock_rows(session, &own, &held, error);
     bool locked = status == HL_OK;
     if (locked) status = record_convert(session, request, held.token, changed, error);
     if (locked && status != HL_ECONNECTION) session->holds = false;

@@ -67,29 +67,12 @@ static int null_take(hl_session *session, const hl_request *request, hl_grant *g
 
 static int null_downgrade(hl_session *session, const hl_request *request, int64_t *sent_ms,
                           hl_error *error) {
-  (void)session, (void)request, (void)error;
-  *sent_ms = hl__boot_ms();
-  return HL_OK;
-}
-
-static int null_give_back(hl_session *session, hl_error *error) {
-  (void)session, (void)error;
-  return HL_OK;
-}
-
-static int null_renew(hl_session *session, int64_t *sent_ms, hl_error *error) {
-  (void)session, (void)error;
-  *sent_ms = hl__boot_ms();
-  return HL_OK;
+  (void)request;
+  return hl__session_renewed(session, sent_ms, error);
 }
 
 static int null_settle(hl_session *session, int64_t deadline, hl_error *error) {
   (void)session, (void)deadline, (void)error;
-  return HL_OK;
-}
-
-static int null_check(hl_session *session, hl_error *error) {
-  (void)session, (void)error;
   return HL_OK;
 }
 
@@ -113,10 +96,10 @@ const hl_store_ops hl_store_null = {
     .session_close = null_session_close,
     .take = null_take,
     .downgrade = null_downgrade,
-    .give_back = null_give_back,
-    .renew = null_renew,
+    .give_back = hl__session_rests,
+    .renew = hl__session_renewed,
     .settle = null_settle,
-    .check = null_check,
+    .check = hl__session_rests,
     .interrupt = null_interrupt,
     .holders = null_holders,
 };

@@ -302,19 +302,12 @@ static int record_convert(hl__pg_session *session, const hl_request *request, ui
   return status;
 }
 
-/* An upgrade locks the rows like a request of another owner, except that its own lease is not in
-   the way. So it stands in the rows' queue, and afterwards no other session or lease has them. */
 int hl__pg_lease_convert(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl_grant held = {.token = grant->token};
   int status = HL_OK;
   if (request->upgrade) {
-    hl_request own = *request;
-    own.lease = NULL;
-    own.extend = own.upgrade = false;
-    own.recorded = own.rows;
-    own.recorded_n = own.n;
-    own.exempt = request->lease->id;
+    const hl_request own = hl__upgrade_request(request);
     status = hl__pg_lock_rows(session, &own, &held, error);
     if (status) return status;
   }

@@ -532,28 +532,27 @@ static void tell(const polling *self, hl_holder_fn fn, void *context)
   }
 }
 
-static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
-                      void *context, int64_t deadline, hl_error *error) {
+static int list(hl_session *base, hl__quorum_kind kind, const hl_lease_filter *filter,
+                hl_holder_fn fn, void *context, hl_error *error) {
   polling self = polling_of(base);
-  (void)deadline;
   hl__quorum_mutex_lock(self.store);
-  int status = query_all(&self, HL__ASK_LIST, filter, error);
+  int status = query_all(&self, kind, filter, error);
   if (status == HL_OK) tell(&self, fn, context);
   polling_end(&self, true);
   hl__quorum_mutex_unlock(self.store);
   return status;
 }
 
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
+  (void)deadline;
+  return list(base, HL__ASK_LIST, filter, fn, context, error);
+}
+
 int hl__quorum_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
                        void *context, int64_t deadline, hl_error *error) {
-  polling self = polling_of(base);
   (void)deadline;
-  hl__quorum_mutex_lock(self.store);
-  int status = query_all(&self, HL__ASK_HOLDERS, filter, error);
-  if (status == HL_OK) tell(&self, fn, context);
-  polling_end(&self, true);
-  hl__quorum_mutex_unlock(self.store);
-  return status;
+  return list(base, HL__ASK_HOLDERS, filter, fn, context, error);
 }
 
 /* How many leases of a quorum the members have revoked, supposing that silent members have revoked

@@ -293,17 +293,6 @@ static void session_close(hl_session *base) {
   free(session);
 }
 
-static int give_back(hl_session *session, hl_error *error) {
-  (void)session, (void)error;
-  return HL_OK;
-}
-
-static int renew(hl_session *session, int64_t *sent_ms, hl_error *error) {
-  (void)session, (void)error;
-  *sent_ms = hl__boot_ms();
-  return HL_OK;
-}
-
 /* settle waits so long for members that a quorum does without: ms. */
 #define GRACE_MS 50
 
@@ -337,11 +326,6 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   return status;
 }
 
-static int session_check(hl_session *session, hl_error *error) {
-  (void)session, (void)error;
-  return HL_OK;
-}
-
 static void interrupt(hl_session *base) {
   hl__quorum_session *session = session_of(base);
   hl__quorum_store *store = hl__quorum_store_of(base);
@@ -366,10 +350,10 @@ const hl_store_ops hl_store_quorum = {
     .session_open = session_open,
     .session_close = session_close,
     .take = hl__quorum_take,
-    .give_back = give_back,
-    .renew = renew,
+    .give_back = hl__session_rests,
+    .renew = hl__session_renewed,
     .settle = settle,
-    .check = session_check,
+    .check = hl__session_rests,
     .interrupt = interrupt,
     .holders = hl__quorum_holders,
 };

@@ -130,12 +130,6 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
 
 /* ------------------------------------------------------------ a session */
 
-/* A session holds nothing between two calls. */
-static int give_back(hl_session *session, hl_error *error) {
-  (void)session, (void)error;
-  return HL_OK;
-}
-
 static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   const char *words[] = {"PING"};
@@ -181,7 +175,7 @@ const hl_store_ops hl_store_redis = {
     .session_open = session_open,
     .session_close = session_close,
     .take = hl__redis_take,
-    .give_back = give_back,
+    .give_back = hl__session_rests,
     .settle = settle,
     .renew = renew,
     .check = session_check,

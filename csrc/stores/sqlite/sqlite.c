@@ -110,17 +110,6 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl
   return status;
 }
 
-static int give_back(hl_session *base, hl_error *error) {
-  (void)base, (void)error;
-  return HL_OK;
-}
-
-static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
-  (void)base, (void)error;
-  *sent_ms = hl__boot_ms();
-  return HL_OK;
-}
-
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   (void)deadline, (void)error;
   atomic_store(&session_of(base)->interrupted, false);
@@ -155,9 +144,9 @@ const hl_store_ops hl_store_sqlite = {
     .session_open = session_open,
     .session_close = session_close,
     .take = take,
-    .give_back = give_back,
+    .give_back = hl__session_rests,
     .settle = settle,
-    .renew = renew,
+    .renew = hl__session_renewed,
     .check = session_check,
     .interrupt = interrupt,
     .holders = holders,
