@@ -36,9 +36,8 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
                     hl__sqlite_blocker *blocker) {
   for (;;) {
     hl__sqlite_end_time end;
-    sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_BLOCKER);
+    sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_BLOCKER, hl__sqlite_key(row));
     if (!it) return sqlite3_errcode(session->db);
-    (void)sqlite3_bind_int64(it, 1, hl__sqlite_key(row));
     (void)sqlite3_bind_int(it, 2, row->mode == HL_SHARED);
     (void)sqlite3_bind_int64(it, 3, own);
     int code = hl__sqlite_step(it);
@@ -100,10 +99,7 @@ static int number_next(hl__sqlite_session *session, int64_t last, bool ticket, i
   int64_t now = hl__unix_ms() * 1000;
   *number = now > last ? now : last + 1;
   if (ticket) *number = hl__sqlite_beat_free(session, *number);
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_COUNT);
-  if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, *number);
-  return hl__sqlite_run(session, HL__SQLITE_COUNT);
+  return hl__sqlite_run_of(session, HL__SQLITE_COUNT, *number);
 }
 
 /* The ticket is there no more: a request took it for dead, or passed it, or it
@@ -111,9 +107,8 @@ static int number_next(hl__sqlite_session *session, int64_t last, bool ticket, i
 static int ticket_check(hl__sqlite_session *session, attempt *self, bool *there) {
   *there = false;
   if (!self->ticket) return SQLITE_OK;
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_WAITER);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_WAITER, self->ticket);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, self->ticket);
   int code = hl__sqlite_step(it);
   *there = code == SQLITE_ROW;
   (void)sqlite3_reset(it);

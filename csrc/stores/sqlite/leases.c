@@ -33,6 +33,15 @@ static int64_t at_least(int64_t deadline) {
   return deadline > least ? deadline : least;
 }
 
+/* Begins to read a snapshot of the database. HL_TIMEOUT: another process recovers the database. */
+static int read_begin(hl__sqlite_session *session, hl_error *error) {
+  int status = hl__sqlite_enter(session, error);
+  if (status) return status;
+  if (hl__sqlite_place_stands(session)) return HL_OK;
+  hl__sqlite_leave();
+  return hl__sqlite_moved_error(session, error);
+}
+
 /* Wakes those who wait for any of the rows. */
 static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed, size_t size) {
   for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE; i++) {
@@ -59,9 +68,8 @@ static int end_set(hl__sqlite_session *session, operation *self) {
   hl__sqlite_end_time end;
   self->sent_ms = hl__boot_ms();
   hl__sqlite_until(session->store, self->sent_ms, self->ttl, &end);
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_SET_END);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_END, self->number);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, self->number);
   hl__sqlite_bind_end(it, 2, &end);
   return hl__sqlite_run(session, HL__SQLITE_SET_END);
 }
@@ -103,12 +111,8 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   hl__sqlite_end_time end;
   sqlite3_stmt *it;
   (void)deadline; /* reading never waits */
-  int status = hl__sqlite_enter(session, error);
+  int status = read_begin(session, error);
   if (status) return status;
-  if (!hl__sqlite_place_stands(session)) {
-    hl__sqlite_leave();
-    return hl__sqlite_moved_error(session, error);
-  }
   int code = hl__sqlite_find_held(session, terms, &it, &status, error);
   if (code == SQLITE_ROW) {
     hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
@@ -219,9 +223,8 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
   if (*status) return SQLITE_OK;
   self->sent_ms = hl__boot_ms();
   hl__sqlite_until(session->store, self->sent_ms, terms->ttl, &end);
-  it = hl__sqlite_statement(session, HL__SQLITE_SET_HOLDER);
+  it = hl__sqlite_statement_of(session, HL__SQLITE_SET_HOLDER, self->number);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, self->number);
   hl__sqlite_bind_end(it, 2, &end);
   (void)sqlite3_bind_blob(it, 5, terms->holder, 16, SQLITE_STATIC);
   (void)sqlite3_bind_text(it, 6, config->application, -1, SQLITE_STATIC);
@@ -362,15 +365,6 @@ static int list_one(hl__sqlite_session *session, sqlite3_stmt *it, void *context
   return SQLITE_OK;
 }
 
-/* Begins to read a snapshot of the database. HL_TIMEOUT: another process recovers the database. */
-static int read_begin(hl__sqlite_session *session, hl_error *error) {
-  int status = hl__sqlite_enter(session, error);
-  if (status) return status;
-  if (hl__sqlite_place_stands(session)) return HL_OK;
-  hl__sqlite_leave();
-  return hl__sqlite_moved_error(session, error);
-}
-
 static int list(hl__sqlite_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                 void *context, hl_error *error) {
   listing self = {fn, context};
@@ -412,9 +406,8 @@ static int sweep_in(hl__sqlite_session *session, void *context, int *status, hl_
   int code = SQLITE_OK;
   (void)status, (void)error;
   for (size_t i = 0; i < old->n && code == SQLITE_OK; i++) {
-    sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_LEASE);
+    sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_LEASE, old->list[i]);
     if (!it) return sqlite3_errcode(session->db);
-    (void)sqlite3_bind_int64(it, 1, old->list[i]);
     code = hl__sqlite_step(it);
     if (code == SQLITE_ROW && is_old(session, it))
       code =
@@ -468,9 +461,8 @@ static int rows_append(revocation *self, const void *rows, size_t size) {
 }
 
 static int revoke_one(hl__sqlite_session *session, revocation *self, int64_t number) {
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_LEASE);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_LEASE, number);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, number);
   int code = hl__sqlite_step(it);
   if (code == SQLITE_ROW) {
     const void *rows = sqlite3_column_blob(it, HL__COLUMN_ROWS);
@@ -480,9 +472,8 @@ static int revoke_one(hl__sqlite_session *session, revocation *self, int64_t num
   }
   (void)sqlite3_reset(it);
   if (code != SQLITE_OK) return code;
-  it = hl__sqlite_statement(session, HL__SQLITE_SET_REVOKED);
+  it = hl__sqlite_statement_of(session, HL__SQLITE_SET_REVOKED, number);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, number);
   (void)sqlite3_bind_text(it, 2, self->filter->by, -1, SQLITE_STATIC);
   (void)sqlite3_bind_text(it, 3, self->filter->reason, -1, SQLITE_STATIC);
   code = hl__sqlite_run(session, HL__SQLITE_SET_REVOKED);
@@ -531,10 +522,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
 static int raise_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   const int64_t *least = context;
   (void)status, (void)error;
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_RAISE);
-  if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, *least);
-  return hl__sqlite_run(session, HL__SQLITE_RAISE);
+  return hl__sqlite_run_of(session, HL__SQLITE_RAISE, *least);
 }
 
 /* The next number is beyond it, whatever the clock shows. The raise lasts as a grant does: with

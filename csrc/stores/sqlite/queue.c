@@ -22,9 +22,8 @@ static bool is_alive(const hl__sqlite_session *session, int64_t ticket) {
 /* A dead one. */
 static int ticket_clear(hl__sqlite_session *session, int64_t ticket, int64_t key, bool exclusive) {
   uint8_t none[HL__SQLITE_ROW_SIZE];
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_WAITER);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_WAITER, ticket);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, ticket);
   int code = hl__sqlite_step(it);
   if (code == SQLITE_ROW) {
     code = hl__sqlite_ticket_delete(session, ticket, sqlite3_column_blob(it, 0),
@@ -44,9 +43,8 @@ static int ticket_clear(hl__sqlite_session *session, int64_t ticket, int64_t key
 /* Finds a ticket before `before` at a row. *ticket: 0, no ticket. */
 static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive, int64_t before,
                       int64_t *ticket) {
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_EARLIER);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_EARLIER, key);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, key);
   (void)sqlite3_bind_int(it, 2, exclusive);
   (void)sqlite3_bind_int64(it, 3, before ? before : INT64_MAX);
   int code = hl__sqlite_step(it);

@@ -75,9 +75,8 @@ static int rows_add(hl__sqlite_session *session, hl__sqlite_number statement, co
                     size_t n, int64_t number) {
   int code = SQLITE_OK;
   for (size_t i = 0; i < n && code == SQLITE_OK; i++) {
-    sqlite3_stmt *it = hl__sqlite_statement(session, statement);
+    sqlite3_stmt *it = hl__sqlite_statement_of(session, statement, hl__sqlite_key(&rows[i]));
     if (!it) return sqlite3_errcode(session->db);
-    (void)sqlite3_bind_int64(it, 1, hl__sqlite_key(&rows[i]));
     (void)sqlite3_bind_int(it, 2, rows[i].mode != HL_SHARED);
     (void)sqlite3_bind_int64(it, 3, number);
     code = hl__sqlite_run(session, statement);
@@ -91,9 +90,8 @@ static int rows_delete(hl__sqlite_session *session, hl__sqlite_number statement,
   for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE && code == SQLITE_OK; i++) {
     bool exclusive;
     int64_t key = hl__sqlite_rows_at(packed, i, &exclusive);
-    sqlite3_stmt *it = hl__sqlite_statement(session, statement);
+    sqlite3_stmt *it = hl__sqlite_statement_of(session, statement, key);
     if (!it) return sqlite3_errcode(session->db);
-    (void)sqlite3_bind_int64(it, 1, key);
     (void)sqlite3_bind_int(it, 2, exclusive);
     (void)sqlite3_bind_int64(it, 3, number);
     code = hl__sqlite_run(session, statement);
@@ -109,32 +107,30 @@ static void bind_bytes(sqlite3_stmt *it, int number, const uint8_t bytes[16]) {
   (void)sqlite3_bind_blob(it, number, bytes, 16, SQLITE_STATIC);
 }
 
-/* The label, fit for people. */
-static void label_fill(const hl_request *request, char label[128]) {
-  label[0] = '\0';
-  if (request->label_size > 0) (void)hl__escape(label, 128, request->label, request->label_size);
+/* The code of sqlite3_bind_blob64. */
+static int bind_rows(sqlite3_stmt *it, int number, const hl_row *rows, size_t n) {
+  size_t size = n * HL__SQLITE_ROW_SIZE;
+  uint8_t *packed = sqlite3_malloc64(size);
+  if (!packed) return SQLITE_NOMEM;
+  hl__sqlite_rows_pack(rows, n, packed);
+  return sqlite3_bind_blob64(it, number, packed, size, sqlite3_free);
 }
 
 int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request, int64_t number,
                           int64_t now) {
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = session->store->config;
-  size_t size = request->n * HL__SQLITE_ROW_SIZE;
   hl__sqlite_end_time end;
   char label[128];
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_ADD_LEASE);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_ADD_LEASE, number);
   if (!it) return sqlite3_errcode(session->db);
-  uint8_t *packed = sqlite3_malloc64(size);
-  if (!packed) return SQLITE_NOMEM;
-  hl__sqlite_rows_pack(request->rows, request->n, packed);
   hl__sqlite_until(session->store, now, terms->ttl, &end);
-  label_fill(request, label);
-  (void)sqlite3_bind_int64(it, 1, number);
+  (void)hl__escape(label, sizeof label, request->label, request->label_size);
   bind_bytes(it, 2, terms->id);
   bind_bytes(it, 3, terms->secret);
   bind_bytes(it, 4, terms->holder);
   hl__sqlite_bind_end(it, 5, &end);
-  int code = sqlite3_bind_blob64(it, 8, packed, size, sqlite3_free);
+  int code = bind_rows(it, 8, request->rows, request->n);
   (void)sqlite3_bind_int(it, 9, hl__sqlite_mode(request->mode));
   bind_text(it, 10, terms->owner);
   bind_text(it, 11, request->path);
@@ -153,26 +149,18 @@ int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const 
                              size_t size, bool record) {
   int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
   if (code != SQLITE_OK || !record) return code;
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_DELETE_LEASE);
-  if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, number);
-  return hl__sqlite_run(session, HL__SQLITE_DELETE_LEASE);
+  return hl__sqlite_run_of(session, HL__SQLITE_DELETE_LEASE, number);
 }
 
 /* The lease of that number. */
 static int record_convert(hl__sqlite_session *session, const hl__sqlite_conversion *self,
                           int64_t number) {
   const hl_request *request = self->request;
-  size_t own_size = request->recorded_n * HL__SQLITE_ROW_SIZE;
   int code = rows_delete(session, HL__SQLITE_DELETE_ROW, self->packed, self->size, number);
   if (code != SQLITE_OK) return code;
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_SET_ROWS);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_ROWS, number);
   if (!it) return sqlite3_errcode(session->db);
-  uint8_t *own = sqlite3_malloc64(own_size);
-  if (!own) return SQLITE_NOMEM;
-  hl__sqlite_rows_pack(request->recorded, request->recorded_n, own);
-  (void)sqlite3_bind_int64(it, 1, number);
-  code = sqlite3_bind_blob64(it, 2, own, own_size, sqlite3_free);
+  code = bind_rows(it, 2, request->recorded, request->recorded_n);
   (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
   (void)sqlite3_bind_int64(it, 4, self->number);
   if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_SET_ROWS);
@@ -184,16 +172,11 @@ static int record_convert(hl__sqlite_session *session, const hl__sqlite_conversi
 
 int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket) {
   const hl_store_config *config = session->store->config;
-  size_t size = request->n * HL__SQLITE_ROW_SIZE;
   char label[128];
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_ADD_WAITER);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_ADD_WAITER, ticket);
   if (!it) return sqlite3_errcode(session->db);
-  uint8_t *packed = sqlite3_malloc64(size);
-  if (!packed) return SQLITE_NOMEM;
-  hl__sqlite_rows_pack(request->rows, request->n, packed);
-  label_fill(request, label);
-  (void)sqlite3_bind_int64(it, 1, ticket);
-  int code = sqlite3_bind_blob64(it, 2, packed, size, sqlite3_free);
+  (void)hl__escape(label, sizeof label, request->label, request->label_size);
+  int code = bind_rows(it, 2, request->rows, request->n);
   (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
   bind_text(it, 4, request->path);
   bind_text(it, 5, label);
@@ -211,9 +194,8 @@ int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket, const 
                              size_t size) {
   int code = rows_delete(session, HL__SQLITE_DELETE_WAIT, packed, size, ticket);
   if (code != SQLITE_OK) return code;
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_DELETE_WAITER);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_DELETE_WAITER, ticket);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, ticket);
   hl__sqlite_beat_clear(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
   return hl__sqlite_run(session, HL__SQLITE_DELETE_WAITER);
 }

@@ -205,9 +205,14 @@ void hl__sqlite_forks_remove(hl__sqlite_session *session);
 /* The statement, prepared and without values; NULL: sqlite3_errcode says why.
  */
 sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session, hl__sqlite_number number);
+/* The same, with its first value. */
+sqlite3_stmt *hl__sqlite_statement_of(hl__sqlite_session *session, hl__sqlite_number number,
+                                      int64_t value);
 /* Runs one without values, or whose values are bound, to its end. SQLITE_OK or
  * an error. */
 int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number);
+/* The same, for one whose only value this is. */
+int hl__sqlite_run_of(hl__sqlite_session *session, hl__sqlite_number number, int64_t value);
 /* The next row of it: SQLITE_ROW, or SQLITE_DONE, or an error. */
 int hl__sqlite_step(sqlite3_stmt *statement);
 /* Translates an error of SQLite's for a caller. `doing` names the attempt ("grant a lease").

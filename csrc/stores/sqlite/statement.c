@@ -68,6 +68,18 @@ sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session, hl__sqlite_numbe
   return *statement;
 }
 
+sqlite3_stmt *hl__sqlite_statement_of(hl__sqlite_session *session, hl__sqlite_number number,
+                                      int64_t value) {
+  sqlite3_stmt *it = hl__sqlite_statement(session, number);
+  if (it) (void)sqlite3_bind_int64(it, 1, value);
+  return it;
+}
+
+int hl__sqlite_run_of(hl__sqlite_session *session, hl__sqlite_number number, int64_t value) {
+  if (!hl__sqlite_statement_of(session, number, value)) return sqlite3_errcode(session->db);
+  return hl__sqlite_run(session, number);
+}
+
 int hl__sqlite_step(sqlite3_stmt *statement) {
   return statement ? sqlite3_step(statement) : SQLITE_ERROR;
 }
