@@ -218,13 +218,12 @@ void hl__ask_end(hl__quorum_ask *ask) {
   ask->awaited = false;
 }
 
-/* Takes a question out of the queue. */
+/* Takes a question out of the queue, whose reference is the caller's now. */
 static void cancel(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   queue_remove(ask->member, ask);
   ask->status = HL_CANCELLED;
   hl__ask_done(ask);
   hl__ask_end(ask);
-  hl__ask_unref(ask);
 }
 
 /* Cancels what no caller listens for. */
@@ -232,7 +231,9 @@ static void cancel_all(hl__quorum_member *member, hl__quorum_kind kind,
                        const hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
   for (hl__quorum_ask *ask = member->first, *next; ask; ask = next) {
     next = ask->next;
-    if (ask->kind == kind && ask->lease == lease && !ask->listener) cancel(ask);
+    if (ask->kind != kind || ask->lease != lease || ask->listener) continue;
+    cancel(ask);
+    hl__ask_unref(ask);
   }
 }
 
@@ -307,6 +308,7 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
       hl__ask_drop(ask->member, ask->lease);
   } else if (unwanted && ask->state == HL__ASK_QUEUED) {
     cancel(ask);
+    ask->references--;
   } else if (unwanted) {
     ask_interrupt(ask);
   } else if (!ask->stray) {
