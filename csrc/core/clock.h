@@ -40,8 +40,9 @@ int64_t hl__answer_by(int64_t deadline);
 int64_t hl__late_answer_by(int64_t deadline);
 int64_t hl__late_answer_at(int64_t now, int64_t deadline); /* the same, at that time */
 
+/* Makes a condition for hl__cond_wait: its time is CLOCK_MONOTONIC. */
 void hl__cond_init(pthread_cond_t *condition);
-/* Waits for the condition, of hl__cond_init, but at most until the deadline. */
+/* Waits for the condition, but at most until the deadline. */
 void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t deadline);
 
 #endif

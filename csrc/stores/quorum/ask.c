@@ -261,7 +261,6 @@ void hl__ask_give(hl__quorum_ask *ask) {
   else
     member->first = ask;
   member->last = ask;
-  if (!member->first) member->first = ask;
   member->queued++;
   if (member->idle_threads >= member->queued) {
     (void)pthread_cond_signal(&member->work);
@@ -308,7 +307,7 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
       hl__ask_drop(ask->member, ask->lease);
   } else if (unwanted && ask->state == HL__ASK_QUEUED) {
     cancel(ask);
-    ask->references--;
+    ask->references--; /* the queue's; the caller's is left */
   } else if (unwanted) {
     ask_interrupt(ask);
   } else if (!ask->stray) {
