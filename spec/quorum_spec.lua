@@ -870,6 +870,20 @@ describe("a quorum", function()
       assert(assert(manager:acquire(R1, { timeout = 1 })):release { confirm = true })
     end)
 
+    it("keeps its record there while it waits for another store", function()
+      local dsn, there = "sqlite:" .. stores.directories[1], assert(open(store.dsn))
+      local stranger = assert(assert(open(dsn)):acquire(R1))
+      local manager = assert(open({ store.dsn, dsn }, { quorum = "all" }))
+      local pending = assert(manager:start(R1, { ttl = 1, timeout = 30 }))
+      support.wait_until(function() return #assert(there:leases { target = R1 }) == 1 end, "its first part")
+      for _ = 1, 75 do -- the caller refreshes it meanwhile, several times
+        assert.equal(1, #assert(there:leases { target = R1 }))
+        support.sleep(0.02)
+      end
+      assert(stranger:release { confirm = true })
+      assert(assert(pending:wait(30)):release { confirm = true })
+    end)
+
     it("has tokens that grow, though a store that cannot be told the highest is of the majority", function()
       far_ahead(stores.directories[2])
       assert_tokens_grow({ store.dsn, "sqlite:" .. stores.directories[2], "sqlite:" .. stores.directories[3] }, { 3, 2, 3, 2 })

@@ -407,8 +407,9 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   size_t roots = hl__memcached_roots(&rows, request->n);
   for (size_t i = 1; i < roots && status == HL_OK; i++)
     status = adopt_elsewhere(*self, rows[i].bucket, error);
-  if (status == HL_OK)
-    status = hl__memcached_live_delete(session, link, self->terms->id, grant->replaced, error);
+  /* A quorum has the holder adopt its own lease, to refresh or to heal it: its item stays. */
+  if (status || memcmp(grant->replaced, self->terms->holder, 16) == 0) return status;
+  status = hl__memcached_live_delete(session, link, self->terms->id, grant->replaced, error);
   if (status == HL_OK) status = hl__memcached_line(session, link, self->deadline, &line, error);
   return status;
 }
