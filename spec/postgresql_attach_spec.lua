@@ -1,6 +1,7 @@
 -- Locks in the program's own transaction, on PostgreSQL; and what the command says of it.
 
 local attach = require "hierlock.attach"
+local core = require "hierlock.core"
 local hierlock = require "hierlock"
 local support = require "spec.support"
 
@@ -165,6 +166,29 @@ local function attached(store, name)
       assert.equal(err.message, select(2, hierlock.open(store.dsn)).message)
     end)
 
+    if name == "luasql" then
+      -- Only a message in English says by itself that it is the limit's.
+      it("says timeout in any language, from a millisecond before its own clock does", function()
+        local now, passed, lasts = core.now, 0, nil
+        core.now = function() return passed end
+        finally(function() core.now = now end)
+        local german = { execute = function(_, sql)
+          if not sql:find "statement_timeout=%d" then return execute(connection, sql) end
+          passed = passed + lasts
+          assert(not execute(connection, "SELECT 1 / 0"))
+          return nil, "LuaSQL: error executing statement. PostgreSQL: FEHLER:  storniere Anfrage wegen Zeitüberschreitung der Anfrage\n"
+        end }
+        for code, seconds in pairs { timeout = 0.9985, store = 0.9975 } do
+          lasts = seconds
+          assert(execute(connection, "BEGIN"))
+          local ok, err = attach.luasql(german, "postgresql"):acquire(R1, { timeout = 1 })
+          assert.is_nil(ok)
+          assert.equal(code, err.code, err.message)
+          assert(execute(connection, "ROLLBACK"))
+        end
+      end)
+    end
+
     if name == "pgmoon" then
       it("waits longer than the driver would, if it knows its limit", function()
         local handle = assert(manager:acquire(R1))
@@ -195,11 +219,11 @@ local function attached(store, name)
       end)
 
       it("closes the connection where the answer is that to an earlier question of the program's", function()
-        for _, earlier in ipairs { "SELECT pg_sleep(0.3)", "SELECT pg_sleep(0.3) FROM missing_table" } do
+        for _, earlier in ipairs { "SELECT pg_sleep(0.3)", "SELECT 1 / length(pg_sleep(0.3)::text)" } do -- an error comes as late
           connection = connect()
           locks = attach.pgmoon(connection, { timeout = 15 })
           assert(execute(connection, "BEGIN"))
-          connection:settimeout(earlier:find "missing" and 0.001 or 100)
+          connection:settimeout(1)
           assert.is_nil((execute(connection, earlier)))
           connection:settimeout(5000)
           local ok, err = locks:acquire(R1)

@@ -236,6 +236,8 @@ answers() {                             # KIND: waits until it does; asks as roo
     --execute='SELECT VERSION()' mgl_test)
   [[ $1 != postgresql ]] || client=("$pg_bin/psql" -XAtqw -h 127.0.0.1 -p "$(<"$dir/$1/port")" -U root
     -c 'SHOW server_version' mgl_test)
+  # pgmoon refuses a password that is hashed less than 4,096 times.
+  [[ $1 != postgresql || ! ${HIERLOCK_DRIVERS:-} ]] || client+=(-c "ALTER ROLE testuser PASSWORD 'testpassword'")
   [[ $1 != memcached ]] || client=(memcached_version "$(<"$dir/memcached/port")")
   [[ $1 != redis ]] || client=(redis_version "$(<"$dir/redis/port")")
   [[ $1 != @(memcached|postgresql) ]] || socket=''
