@@ -22,7 +22,6 @@ return function(pending)
     dirty = function() return false end,
     -- Copas 1 closes what a thread has waited for last.
     close = function() end,
-    settimeout = function() return 1 end,
     receive = function()
       if not pending or pending:done() then return "done" end
       return nil, "timeout"
