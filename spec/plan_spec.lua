@@ -236,7 +236,9 @@ describe("the SQL of a plan", function()
     assert.equal(text("LOCK IN SHARE MODE"), hierlock.plan(targets):sql("mariadb"))
   end)
   it("can be of another table", function()
-    assert.equal(text("FOR SHARE", "my_$_table"), hierlock.plan(targets):sql("mysql", "my_$_table"))
+    for _, name in ipairs { "my_$_table", "t", ("t"):rep(64) } do
+      assert.equal(text("FOR SHARE", name), hierlock.plan(targets):sql("mysql", name))
+    end
   end)
   it("has one part for one row", function()
     assert.equal("(SELECT level,bucket FROM hier_lock_buckets WHERE level=0 AND bucket=3142546 FOR UPDATE)",

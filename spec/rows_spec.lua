@@ -320,6 +320,18 @@ tables.each(function(self)
     end
   end)
 
+  it("takes a table's name with its schema", function()
+    local schema = ({ sqlite = "main", postgresql = "testuser" })[kind] or self.dsn():match "/([^/?]*)$"
+    assert.equal("Tea", db:read(schema .. "." .. PRODUCT, 1).name)
+  end)
+
+  if by == "pgmoon" then
+    it("refuses a session in which backslashes escape", function()
+      query "SET standard_conforming_strings = off"
+      assert_fails("unsupported", db:read(PRODUCT, 1))
+    end)
+  end
+
   -- --------------------------------------------------------------- misuse
 
   it("raises for misuse, at the caller's place", function()
@@ -328,11 +340,14 @@ tables.each(function(self)
       { "nothing says", function() db:update(PRODUCT, 1, { stock = 1 }) end },
       { "unknown option 'vresion'", function() db:update(PRODUCT, 1, { stock = 1 }, { vresion = 1 }) end },
       { "plain name", function() db:update(PRODUCT, 1, { ["stock=1,price"] = 1 }, { version = 1 }) end },
+      { "column must be a plain name, not 'stock.price'", function() db:update(PRODUCT, 1, { ["stock.price"] = 1 }, { version = 1 }) end },
       { "plain name", function() db:read("a b", 1) end },
       { "plain name", function() db:read("a;b.c", 1) end },
       { "key must have values only", function() db:read(PRODUCT, { id = rows.null }) end },
       { "key is missing", function() db:read(PRODUCT, {}) end },
       { "NaN", function() db:update(PRODUCT, 1, { stock = 0 / 0 }, { version = 1 }) end },
+      { 'where must be a table such as {"stock >= %?", 5}, not string$', function() db:delete(PRODUCT, 1, { where = "stock >= 5" }) end },
+      { 'where must be a list such as {"stock >= %?", 5}$', function() db:delete(PRODUCT, 1, { where = { stock = 5 } }) end },
       { "place%(s%)", function() rows.expr("stock - ?") end },
       { "place%(s%)", function() rows.expr("stock", 5) end },
       { "which is changed, too", function() db:update(PRODUCT, 1, { stock = 1, price = rows.expr "stock * 2" }, { version = 1 }) end },
