@@ -373,4 +373,13 @@ describe("the store null:", function()
     manager:close()
     for i = 1, 100 do assert.is_false(handles[i]:is_held()) end
   end)
+
+  it("begins its tokens with the second of the first, so that they grow from process to process", function()
+    local before = os.time()
+    local token = support.run [[
+      io.write(assert(assert(require("hierlock").open("null:")):acquire { "u1" }).token)
+    ]]
+    local second = tonumber(token:sub(1, 8), 16)
+    assert.is_true(before <= second and second <= os.time(), token)
+  end)
 end)

@@ -40,17 +40,21 @@ describe("Memcached", function()
     local function free(target) return assert(assert(other:acquire(target, { timeout = 0 })):release { confirm = true }) end
     local function taken(target) return assert_code("timeout", other:acquire(target, { timeout = 0 })) end
 
-    -- The key of the only document there is. The crawler, which lists keys, may be busy.
-    local function document_key()
-      local key
+    -- The keys of the n documents that there are, in order. The crawler, which lists keys, may be busy.
+    local function document_keys(n)
+      local keys
       support.wait_until(function()
+        keys = {}
         for line in store.say("lru_crawler metadump all"):gmatch "[^\n]+" do
-          key = key or line:gsub("%%3A", ":"):match "key=(hierlock:root:%x+)"
+          keys[#keys + 1] = line:gsub("%%3A", ":"):match "key=(hierlock:root:%x+)"
         end
-        return key
-      end, "the document")
-      return key
+        return #keys == n
+      end, "the documents")
+      table.sort(keys)
+      return keys
     end
+
+    local function document_key() return document_keys(1)[1] end
 
     -- Lists the keys of liveness items.
     local function live_keys()
@@ -459,6 +463,51 @@ describe("Memcached", function()
       for i = 1, #between.connections do between.let(i) end
       assert.is_true(peer:result())
       taken(R1)
+    end)
+
+    it("strikes a lease that its caller has given up out at each root, before the server reads the last grant", function()
+      local between = proxy.open(store)
+      finally(function() between.close() end)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      local targets = { { "u1" }, { "u2" } }
+      assert.is_true(peer:call("return assert(manager:acquire_all(..., { ttl = 60 })):release { confirm = true }", targets))
+      local last = document_keys(2)[2] -- in locking order
+      for i = 1, #between.connections do between.detain(i, "cas " .. last) end
+      peer:start("return select(2, manager:acquire_all(..., { ttl = 60, timeout = 0 })).code", targets)
+      local late
+      support.wait_until(function()
+        uv.run "nowait"
+        for i, one in ipairs(between.connections) do late = one.detained and i or late end
+        return late
+      end, "the last grant")
+      for _, one in ipairs(between.connections) do one.text = nil end
+      local said = #between.sent
+      assert.equal("connection", peer:result())
+      support.wait_until(function()
+        uv.run "nowait"
+        return between.sent:find("delete hierlock:live:", said + 1, true) and #live_keys() == 0
+      end, "the end of the lease")
+      local upstream = between.connections[late].upstream
+      between.deliver(late)
+      upstream:write "quit\r\n"
+      support.wait_until(function()
+        uv.run "nowait"
+        return upstream:is_closing()
+      end, "the server to read all of it")
+      for _, target in ipairs(targets) do free(target) end
+    end)
+
+    it("understands answers that come a byte at a time", function()
+      free(R1) -- so that there is a document
+      local between = proxy.open(store)
+      finally(function() between.close() end)
+      between.drip(nil, 1)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      assert.is_true(peer:call([[
+        local handle = assert(manager:acquire(..., { ttl = 60 }))
+        assert(#assert(manager:leases { target = ... }) == 1)
+        return assert(handle:check()) and assert(handle:refresh()) and assert(handle:release { confirm = true })
+      ]], R1))
     end)
 
     -- --------------------------------------------------------------- several servers

@@ -1,11 +1,14 @@
 /*
- * test_memcached.c - which server of a list has a root, without any server. Programs that name the
- * same servers in another order must ask the same server, or two of them hold one node.
+ * test_memcached.c - which server of a list has a root, and how it is connected to, without any
+ * server. Programs that name the same servers in another order must ask the same server, or two of
+ * them hold one node.
  */
 #include "dsn.h"
 #include "hierlock.h"
 #include "memcached_store.h"
 
+#include <netdb.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,8 +16,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include <cmocka.h>
+
+#include "leftovers.h"
 
 typedef struct list {
   hl_dsn dsn;
@@ -101,11 +107,56 @@ static void a_single_server_has_all_under_any_name(void **state) {
   list_free(&other);
 }
 
+/* What every name here means: an address that refuses, and one where this program listens. */
+static struct sockaddr_in addresses[2];
+static struct addrinfo answers[2];
+
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *wanted,
+                struct addrinfo **found) {
+  (void)name, (void)service, (void)wanted;
+  *found = answers;
+  return 0;
+}
+
+void freeaddrinfo(struct addrinfo *found) { (void)found; }
+
+static void a_name_of_several_addresses_leaves_none_of_them_connected(void **state) {
+  static const struct hl_store_ops *const stores[] = {&hl_store_memcached, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager = NULL;
+  hl_error error;
+  socklen_t size = sizeof addresses[1];
+  (void)state;
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  for (size_t i = 0; i < 2; i++) {
+    addresses[i] = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(i == 0)};
+    addresses[i].sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    answers[i] = (struct addrinfo){.ai_family = AF_INET,
+                                   .ai_socktype = SOCK_STREAM,
+                                   .ai_addr = (struct sockaddr *)&addresses[i],
+                                   .ai_addrlen = sizeof addresses[i],
+                                   .ai_next = i == 0 ? &answers[1] : NULL};
+  }
+  assert_int_equal(bind(listener, answers[1].ai_addr, sizeof addresses[1]), 0);
+  assert_int_equal(getsockname(listener, answers[1].ai_addr, &size), 0);
+  assert_int_equal(listen(listener, 1), 0);
+  config.dsn = "memcached://several:1?connect_timeout=0.2";
+  config.stores = stores;
+  int before = entries_of("/proc/self/fd");
+  assert_int_equal(hl_manager_open(&config, &manager, &error), HL_ECONNECTION);
+  assert_int_equal(entries_of("/proc/self/fd"), before);
+  int connected = accept(listener, NULL, NULL);
+  assert_true(connected >= 0);
+  assert_int_equal(close(connected) + close(listener), 0);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(each_slot_has_one_server_whatever_the_order),
       cmocka_unit_test(another_list_has_another_digest),
       cmocka_unit_test(a_single_server_has_all_under_any_name),
+      cmocka_unit_test(a_name_of_several_addresses_leaves_none_of_them_connected),
+      cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,7 +23,7 @@ return {
     "loop", "with", "fork", "finalizer", "embedded", "update on embedded", "leases on embedded", "mysql_connect", "redis" }),
   area("file", "^csrc/stores/embedded/", HOST),
   area("machine", "^csrc/stores/machine/", HOST),
-  area("null", "^csrc/stores/null/", { "misuse", "update everything" }),
+  area("null", "^csrc/stores/null/", { "manager null", "update everything", "misuse", "core:test_memory nothing_leaks_*" }),
   area("mysql", "^csrc/stores/mysql/dsn", { "dsn", "mysql_connect", "core:test_memory nothing_leaks_*" }),
   area("postgresql", "^csrc/stores/postgresql/dsn", { "dsn", "postgresql", "core:test_memory nothing_leaks_*" }),
   area("redis", "^csrc/stores/redis/dsn", { "dsn", "redis_sentinel", "redis_cluster", "redis", "core:test_memory nothing_leaks_*" }),
