@@ -656,6 +656,40 @@ describe("a lease", function()
       assert_taken(R1)
     end)
 
+    it("is lost to a confirmed release behind its manager's close, if a revocation had ended it", function()
+      for _, auto in ipairs { true, false } do
+        local one = open()
+        local handle = assert(one:acquire(R1, { ttl = LONG, auto_release = auto }))
+        local beside = assert(one:acquire(R2, { ttl = LONG, auto_release = auto }))
+        assert.equal(1, assert(other:revoke({ target = R1 }, { by = "x" })))
+        one:close()
+        assert.equal("x", assert_code("lost", handle:release { confirm = true }).revoked_by)
+        assert.is_true(beside:release { confirm = true })
+      end
+    end)
+
+    it("is lost to a confirmed release behind its manager's close, if a later holder had ended it", function()
+      local handles = {}
+      for i, targets in ipairs { { R1 }, { R2 }, { { "u1", "a1", "r3" }, { "u1", "a1", "r4" } } } do
+        local one = open()
+        for _, target in ipairs(targets) do
+          handles[#handles + 1] = assert(one:acquire(target, { ttl = SHORT, auto_release = i ~= 1 }))
+        end
+        handles[one] = true
+      end
+      outlast(SHORT, store)
+      for _, handle in ipairs(handles) do assert_free(handle.targets[1]) end
+      for one in pairs(handles) do
+        if type(one) ~= "number" then one:close() end
+      end
+      for i, handle in ipairs(handles) do
+        local ok, err = handle:release { confirm = true }
+        assert.is_nil(ok)
+        -- A store that deletes several at once does not always know which of them were there.
+        assert.is_true(err.code == "lost" or i > 2 and err.code == "connection", err.message)
+      end
+    end)
+
     it("is given back by a release that follows its manager's close, also without auto_release", function()
       for _ = 1, 2 do
         local one = open()

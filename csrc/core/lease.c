@@ -113,7 +113,6 @@ typedef struct operation {
   hl__lease *lease;
   hl_lease_terms terms;
   bool confirm;
-  bool again;       /* an earlier drop may have been carried out */
   int64_t patience; /* ms; 0: the usual */
   int64_t ttl, deadline;
   int64_t sent_ms, left_ms; /* the store's answers */
@@ -129,8 +128,8 @@ static int drop_run(hl_session *session, operation *self, hl_error *error) {
   if (status != HL__ABSENT) return status;
   if (!self->lease->imported && hl__boot_ms() < self->end) return HL_OK;
   return hl__error(error, HL_ECONNECTION,
-                   "the answer to the release was cut off; the lease is not there "
-                   "any more, but another program may have ended it before");
+                   "the lease is not there any more, but it is not known whether this release has "
+                   "ended it: another program may have done so before");
 }
 
 static int operation_run(hl_session *session, void *context, hl_error *error) {
@@ -150,7 +149,6 @@ static int operation_run(hl_session *session, void *context, hl_error *error) {
 static void operation_begin(hl__lease *lease, operation *self) HL__REQUIRES(hl__manager_mutex) {
   self->lease = lease;
   self->terms = lease->terms;
-  self->terms.again = self->again;
   self->end = lease->end;
   if (!self->patience && !self->confirm) self->patience = DROP_MS;
   if (!self->patience) {
@@ -513,6 +511,7 @@ static operation recall_of(const hl__lease *lease, int64_t patience) {
 typedef struct batch {
   hl_manager *manager;
   bool recalls; /* a recall, alone */
+  bool lost;    /* each was lost before, as the store says; else HL_ELOST may not say so of all */
   size_t n;
   int64_t deadline;
   hl_lease_terms terms[DROPS_AT_ONCE];
@@ -523,33 +522,45 @@ static void batch_fill(batch *self, hl_manager *manager, size_t most)
   const hl__list *node = manager->drops.next;
   self->manager = manager;
   self->recalls = HL__LIST_ENTRY(node, hl__lease, node)->recalls;
+  self->lost = false;
   self->deadline = hl__now_ms() + ANSWER_MS;
   if (self->recalls || !manager->store->leases->drop_all) most = 1;
   for (self->n = 0; self->n < most && node != &manager->drops; node = node->next) {
-    const hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
+    hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
     if (lease->recalls != self->recalls) break;
     self->terms[self->n++] = lease->terms;
+    lease->terms.again = true; /* for the next call */
   }
 }
 
 static int batch_run(hl_session *session, void *context, hl_error *error) {
-  const batch *self = context;
+  batch *self = context;
   const hl_lease_ops *ops = self->manager->store->leases;
+  int status = HL__ABSENT;
+  if (self->recalls && ops->recall) return ops->recall(session, self->terms, self->deadline, error);
   /* Also for one record: drop_all does not wait for a session that keeps the record locked. */
   if (!self->recalls && ops->drop_all)
-    return ops->drop_all(session, self->terms, self->n, self->deadline, error);
-  return self->recalls && ops->recall
-             ? ops->recall(session, self->terms, self->deadline, error)
-             : ops->drop(session, self->terms, true, self->deadline, error);
+    status = ops->drop_all(session, self->terms, self->n, self->deadline, error);
+  if (status == HL__ABSENT && self->n == 1)
+    status = ops->drop(session, self->terms, true, self->deadline, error);
+  self->lost = status == HL_ELOST;
+  self->terms->again = true; /* the core repeats a call whose connection has ended */
+  return status == HL__ABSENT ? HL_ELOST : status;
 }
 
 static bool is_done(int status) { return status == HL_OK || status == HL_ELOST; }
 
-/* Removes the first n: they are gone, as the store says, or given up. */
-static void drops_end(hl_manager *manager, size_t n, bool gone) HL__REQUIRES(hl__manager_mutex) {
+/* Removes the first n: they are gone, as the store says, or given up. lost: why they were gone
+   before; NULL: not known. */
+static void drops_end(hl_manager *manager, size_t n, int status, const hl_error *lost)
+    HL__REQUIRES(hl__manager_mutex) {
   for (; n > 0 && !hl__list_empty(&manager->drops); n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
-    lease->gone = gone;
+    if (lease->state == HL__LEASE_CLOSED && status == HL_OK) lease->state = HL__LEASE_ENDED;
+    if (lease->state == HL__LEASE_CLOSED && lost) {
+      lease->state = HL__LEASE_LOST;
+      lease->loss = *lost;
+    }
     hl__list_remove(&lease->node);
     hl__lease_unref(lease);
     manager->drops_gone++;
@@ -562,7 +573,7 @@ static void drops_turn(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_m
   for (; n > 0; n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
     if (hl__boot_ms() >= lease->end) {
-      drops_end(manager, 1, false);
+      drops_end(manager, 1, HL_TIMEOUT, NULL);
       continue;
     }
     hl__list_remove(&lease->node);
@@ -595,15 +606,17 @@ static int rest_run(hl_session *session, void *context, hl_error *error) {
   int64_t end = hl__now_ms() + ANSWER_MS;
   size_t alone = 0;
   int status = HL_OK;
+  (void)error;
   hl__manager_mutex_lock(manager);
   while (!hl__list_empty(&manager->drops) && status != HL_ECONNECTION && hl__left_ms(end) > 0) {
     batch some;
     batch_fill(&some, manager, alone > 0 ? 1 : DROPS_AT_ONCE);
     hl__manager_mutex_unlock(manager);
-    status = batch_run(session, &some, error);
+    hl_error why;
+    status = batch_run(session, &some, &why);
     hl__manager_mutex_lock(manager);
     alone = alone_next(alone, &some, status);
-    if (some.n == 1 || is_done(status)) drops_end(manager, some.n, is_done(status));
+    if (some.n == 1 || is_done(status)) drops_end(manager, some.n, status, some.lost ? &why : NULL);
   }
   hl__manager_mutex_unlock(manager);
   return status;
@@ -619,21 +632,22 @@ static void drops_give_back(hl_manager *manager, bool once) HL__REQUIRES(hl__man
   while (!hl__list_empty(&manager->drops)) {
     if (manager->closed) {
       (void)hl__pool_run_alone(manager, rest_run, manager, hl__now_ms() + ANSWER_MS, NULL);
-      drops_end(manager, SIZE_MAX, false);
+      drops_end(manager, SIZE_MAX, HL_TIMEOUT, NULL);
       continue;
     }
     bool last = once || hl__exit_begun();
     batch some;
     if (!last) end = hl__now_ms() + ANSWER_MS;
     batch_fill(&some, manager, alone > 0 ? 1 : DROPS_AT_ONCE);
-    int status = hl__pool_run(manager, batch_run, &some, some.deadline, NULL);
+    hl_error why;
+    int status = hl__pool_run(manager, batch_run, &some, some.deadline, &why);
     alone = alone_next(alone, &some, status);
     if (is_done(status)) {
-      drops_end(manager, some.n, true);
+      drops_end(manager, some.n, status, some.lost ? &why : NULL);
     } else if (last && (status == HL_ECONNECTION || hl__left_ms(end) == 0)) {
-      drops_end(manager, SIZE_MAX, false);
+      drops_end(manager, SIZE_MAX, status, NULL);
     } else if (last) {
-      if (some.n == 1) drops_end(manager, 1, false);
+      if (some.n == 1) drops_end(manager, 1, status, NULL);
     } else if (!manager->closed) {
       drops_turn(manager, some.n);
       if (some.n == 1 && status != HL_TIMEOUT && !hl__list_empty(&manager->drops))
@@ -718,16 +732,23 @@ static bool release_send(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   return true;
 }
 
-/* The lease ended when its manager was closed. That waits for the store no longer than a second,
-   and leaves a lease without auto_release to itself. */
+/* The close waits for the store no longer than a second, and leaves a lease without auto_release to
+   itself. */
 static int release_closed(hl__lease *lease, bool confirm, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
-  operation drop = {.kind = DROP, .confirm = confirm, .again = lease->releases};
-  if (lease->gone || (!confirm && lease->releases)) return HL_OK;
-  if (!confirm && lease->manager->ops->traits.blocks && drop_later(lease)) return HL_OK;
-  int status = take_back(lease, &drop, error);
-  lease->gone = is_done(status);
-  return status;
+  hl_manager *manager = lease->manager;
+  operation drop = {.kind = DROP, .confirm = confirm};
+  if (!confirm && lease->releases) return HL_OK;
+  operation_begin(lease, &drop);
+  /* In another thread, the close may be about to drop it. */
+  while (!manager->closed && !hl__list_empty(&lease->node) && hl__left_ms(drop.deadline) > 0)
+    hl__manager_wait(&manager->done, manager, drop.deadline);
+  drop.patience = hl__left_ms(drop.deadline) + 1; /* not 0, which is the usual */
+  if (lease->state == HL__LEASE_LOST) return not_held(lease, error);
+  if (lease->state == HL__LEASE_ENDED) return HL_OK;
+  lease->state = HL__LEASE_ENDED;
+  if (!confirm && manager->ops->traits.blocks && drop_later(lease)) return HL_OK;
+  return take_back(lease, &drop, error);
 }
 
 int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
@@ -747,7 +768,7 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
     if (later && drop_later(lease) && !confirm) status = HL_OK;
   } else if (lease->state == HL__LEASE_LOST) {
     status = not_held(lease, error);
-  } else if (manager->closed) {
+  } else if (lease->state == HL__LEASE_CLOSED) {
     status = release_closed(lease, confirm, error);
   }
   hl__manager_mutex_unlock(manager);
@@ -774,7 +795,7 @@ static bool leases_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   bool has_worker = manager->ops->traits.blocks && !hl__library_closed();
   while (!hl__list_empty(&manager->leases)) {
     hl__lease *lease = HL__LIST_ENTRY(manager->leases.next, hl__lease, node);
-    end(lease, HL__LEASE_ENDED, lease->releases ? HL__HOLD_RELEASED : HL__HOLD_ENDS);
+    end(lease, HL__LEASE_CLOSED, lease->releases ? HL__HOLD_RELEASED : HL__HOLD_ENDS);
     if (!lease->releases) continue;
     has_worker = has_worker && drop_later(lease);
     if (!has_worker) drop_put(lease);

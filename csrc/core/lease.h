@@ -20,6 +20,9 @@ typedef enum hl__lease_state {
   HL__LEASE_NEW,  /* requested, not granted yet */
   HL__LEASE_HELD, /* or over: see `end` */
   HL__LEASE_LOST, /* the store says so */
+  /* By the close of its manager. What became of the record is not known; with auto_release it is
+     being dropped, or that has failed. */
+  HL__LEASE_CLOSED,
   HL__LEASE_ENDED /* released, exported, or abandoned */
 } hl__lease_state;
 
@@ -28,7 +31,7 @@ typedef struct hl__lease {
   hl_manager *manager;
   bool refreshes, releases; /* auto_refresh, auto_release */
   bool imported;            /* another process may have its text; constant once granted */
-  hl_lease_terms terms;     /* constant once granted, except `place`, `token` */
+  hl_lease_terms terms;     /* constant once granted, except `place`, `token`, `again` */
   atomic_ullong turn;       /* of the last refresh sent */
   hl__lease_state state HL__GUARDED_BY(hl__manager_mutex);
   hl__span span HL__GUARDED_BY(hl__manager_mutex); /* set by the caller of hl__lease_begin */
@@ -41,7 +44,6 @@ typedef struct hl__lease {
   bool told HL__GUARDED_BY(hl__manager_mutex); /* that it is over was counted */
   /* In `drops`: its grant was not answered. */
   bool recalls HL__GUARDED_BY(hl__manager_mutex);
-  bool gone HL__GUARDED_BY(hl__manager_mutex);     /* ENDED: the store has said that it is */
   hl_error loss HL__GUARDED_BY(hl__manager_mutex); /* LOST: why */
   hl__task refresh, drop;
   hl__sent sent; /* a release not answered yet */
@@ -100,7 +102,7 @@ int hl__lease_check(hl__lease *lease, hl_error *error);
 /* Gives the lease back; once. HL_OK; HL_ELOST: there was nothing to give back. Without confirm it
    does not block. If it cannot send at once, or fails otherwise, a worker goes on. Of a lease that
    ended with its manager: gives it back if the close left it to itself; with confirm, asks the
-   store, unless the close has heard that it is gone. */
+   store, unless the close has heard that it is gone, or was lost before. */
 int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error);
 /* Leaves the lease to itself: this process has no part in it any more. HL_OK; HL_ELOST,
    HL_ERELEASED: it was not held. */

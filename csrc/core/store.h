@@ -44,7 +44,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 29u
+#define HL_STORE_ABI 30u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -236,8 +236,9 @@ typedef struct hl_lease_ops {
      a session on which nothing is outstanding. */
   int (*drop)(hl_session *session, const hl_lease_terms *terms, bool confirm, int64_t deadline,
               hl_error *error);
-  /* Like drop with confirm, but deletes n records in one or few round trips. HL_OK, even if some
-     were not there. NULL: the core drops them one after the other. */
+  /* Like drop with confirm, but deletes n records in one or few round trips. HL__ABSENT: none is
+     there any more, but some may not have been there before. NULL: the core drops them one after
+     the other. */
   int (*drop_all)(hl_session *session, const hl_lease_terms *terms, size_t n, int64_t deadline,
                   hl_error *error);
   /* Like drop, but for a record whose creation was sent and not answered. HL_OK: the record is not

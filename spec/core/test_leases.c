@@ -31,6 +31,9 @@ static struct {
   atomic_int repeats;     /* how many more conversions fail so */
   atomic_int left;        /* what a look says */
   atomic_bool gone;       /* a drop finds no record */
+  atomic_bool keeps;      /* a drop is not answered as long as this */
+  atomic_int kept;        /* so many drops were not answered at once */
+  atomic_bool cut;        /* the next drop is carried out, and not answered */
   atomic_int refreshes, drops, converts, opened, closed, stale;
   uint8_t refused[16];     /* the id of a lease that is not dropped */
   atomic_int unanswered;   /* so many grants are recorded, and not answered */
@@ -126,7 +129,14 @@ static int fake_drop(hl_session *self, const hl_lease_terms *terms, bool confirm
   (void)self, (void)confirm, (void)deadline;
   if (memcmp(store.refused, nobody, 16) != 0 && memcmp(terms->id, store.refused, 16) == 0)
     return hl__error(error, HL_ESTORE, "as it was told");
+  if (store.keeps) store.kept++;
+  while (store.keeps) (void)usleep(500);
   atomic_fetch_add(&store.drops, 1);
+  if (store.cut) {
+    store.cut = false;
+    store.gone = true;
+    return hl__error(error, HL_ECONNECTION, "it was not answered");
+  }
   return store.gone ? hl__record_check(&(hl__record){.again = terms->again}, error) : HL_OK;
 }
 
@@ -439,6 +449,64 @@ static void the_end_of_a_manager_releases_what_is_to_be_released(void **state) {
   hl_lock_free(one);
   hl_lock_free(two);
   assert_int_equal(store.drops, 1);
+}
+
+static void *close_main(void *manager) {
+  hl_manager_close(manager);
+  return NULL;
+}
+
+static int released; /* what the release said */
+
+static void *release_main(void *lock) {
+  released = hl_lock_release(lock, true, NULL);
+  return NULL;
+}
+
+/* Closes the manager, whose drop of a lease the store keeps; meanwhile releases the lock with
+   confirm. Then the store answers: whether it had the record. */
+static int release_beside_close(hl_manager *manager, hl_lock *lock, bool had) {
+  pthread_t closes, releases;
+  store.gone = !had;
+  store.keeps = true;
+  assert_int_equal(pthread_create(&closes, NULL, close_main, manager), 0);
+  WAIT_UNTIL(store.kept == 1);
+  assert_int_equal(pthread_create(&releases, NULL, release_main, lock), 0);
+  (void)usleep(50000); /* an untrue answer would be here by now */
+  store.keeps = false;
+  (void)pthread_join(releases, NULL);
+  (void)pthread_join(closes, NULL);
+  return released;
+}
+
+/* While the close waits for the store, it has ended all leases already. */
+static void a_confirmed_release_beside_a_close_says_what_the_store_says(void **state) {
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    bool had = i & 1, own = i & 2; /* the lease that the close releases, or one that it leaves */
+    hl_manager *manager = open_manager();
+    hl_lock *one, *left;
+    assert_int_equal(acquire(manager, 60000, false, true, &one), HL_OK);
+    assert_int_equal(acquire(manager, 60000, false, false, &left), HL_OK);
+    assert_int_equal(release_beside_close(manager, own ? one : left, had), had ? HL_OK : HL_ELOST);
+    assert_int_equal(store.drops, own ? 1 : 2);
+    assert_int_equal(hl_lock_look(own ? one : left), HL_RELEASED);
+    hl_lock_free(one);
+    hl_lock_free(left);
+  }
+}
+
+/* The store may have carried out a drop whose answer was cut off. */
+static void what_a_close_has_dropped_unanswered_is_not_lost(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = lease(manager, 60000);
+  store.cut = true;
+  hl_manager_close(manager);
+  assert_true(store.drops > 1);
+  assert_int_equal(hl_lock_look(lock), HL_RELEASED);
+  assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
+  hl_lock_free(lock);
 }
 
 /* ---- stores that only have leases */
@@ -953,6 +1021,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_release_that_the_store_has_not_confirmed_says_so),
       cmocka_unit_test(a_release_whose_connection_ends_is_made_again),
       cmocka_unit_test(the_end_of_a_manager_releases_what_is_to_be_released),
+      cmocka_unit_test(a_confirmed_release_beside_a_close_says_what_the_store_says),
+      cmocka_unit_test(what_a_close_has_dropped_unanswered_is_not_lost),
       cmocka_unit_test(a_shorter_time_counts_before_it_is_answered),
       cmocka_unit_test(the_keeper_keeps_to_the_shorter_time),
       cmocka_unit_test(a_few_workers_refresh_many),

@@ -194,8 +194,8 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
 #define DROP_ALL                                                                                   \
   "WITH gone AS (DELETE FROM public.hier_lock_leases l USING "                                     \
   "unnest($1::uuid[],$2::uuid[]) u(id,holder) WHERE l.id=u.id AND "                                \
-  "l.holder=u.holder AND l.revoked IS NULL RETURNING l.id) DELETE FROM "                           \
-  "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
+  "l.holder=u.holder AND l.revoked IS NULL RETURNING l.id),freed AS (DELETE FROM "                 \
+  "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id) SELECT id FROM gone"
 
 static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
                           hl_error *error) {
@@ -217,7 +217,7 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
   hl__pg_value(&part, holders);
   status = run(session, &part, deadline, error);
   free(ids);
-  return status;
+  return status == HL_OK && (size_t)count(session) < n ? HL__ABSENT : status;
 }
 
 /* The server may still read, or be running, a grant sent on a connection that has ended here. So

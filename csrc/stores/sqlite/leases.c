@@ -154,15 +154,20 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
 typedef struct several {
   operation *each;
   size_t n;
+  bool absent; /* some were not there */
 } several;
 
 /* In one transaction; those that are not there are left out. */
 static int drop_all_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   several *self = context;
-  int code = SQLITE_OK, gone;
+  int code = SQLITE_OK;
   (void)status;
-  for (size_t i = 0; i < self->n && code == SQLITE_OK; i++)
-    code = drop_in(session, &self->each[i], &gone, error);
+  self->absent = false;
+  for (size_t i = 0; i < self->n && code == SQLITE_OK; i++) {
+    int found = HL_OK;
+    code = drop_in(session, &self->each[i], &found, error);
+    self->absent = self->absent || found != HL_OK;
+  }
   return code;
 }
 
@@ -179,7 +184,7 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
     free(self.each[i].packed);
   }
   free(self.each);
-  return status;
+  return status == HL_OK && self.absent ? HL__ABSENT : status;
 }
 
 /* --------------------------------------------------------------- adopting */

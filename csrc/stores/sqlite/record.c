@@ -251,7 +251,7 @@ int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *term
   int code = hl__sqlite_find(session, terms, statement);
   sqlite3_stmt *it = *statement;
   if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
-  hl__record record = {HL__RECORD_FITS};
+  hl__record record = {HL__RECORD_FITS, .again = terms->again};
   if (code == SQLITE_ROW) {
     record.holder = hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder);
     /* A restored file, without the upgrade, may let readers in. */
