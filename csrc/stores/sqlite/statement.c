@@ -122,7 +122,7 @@ int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, h
                  "directory that a group shares";
     break;
   case SQLITE_CORRUPT:
-  case SQLITE_NOTADB: hint = ": it is damaged, or no database"; break;
+  case SQLITE_NOTADB: hint = ": it is damaged, cannot be read, or is no database"; break;
   default: break;
   }
   (void)hl__error(error, status, "cannot %s in %s: %s%s", doing, session->path, said, hint);

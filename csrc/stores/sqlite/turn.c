@@ -62,10 +62,19 @@ static int durability_set(hl__sqlite_session *session) {
 
 /* HL_OK: begun, and entered. HL_TIMEOUT: another process writes. */
 static int try_begin(hl__sqlite_session *session, hl_error *error) {
-  int status = hl__sqlite_enter(session, error);
-  if (status) return status;
-  int code = durability_set(session);
-  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_BEGIN);
+  int code = SQLITE_READONLY, status = HL_OK;
+  /* Where SQLite could not open the log for writing, if only for want of a descriptor, it opens it
+     for reading, and the connection can never write. Another connection opens it anew. */
+  for (int tries = 0; tries < 2 && (code & 0xFF) == SQLITE_READONLY; tries++) {
+    if (tries) {
+      hl__sqlite_close(session);
+      hl__sqlite_leave();
+    }
+    status = hl__sqlite_enter(session, error);
+    if (status) return status;
+    code = durability_set(session);
+    if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_BEGIN);
+  }
   if (code == SQLITE_OK) {
     /* Readers of the new file would not see a write here. */
     if (hl__sqlite_place_stands(session)) return HL_OK;

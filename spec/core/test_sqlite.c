@@ -1,0 +1,103 @@
+/*
+ * test_sqlite.c - SQLite where a file of the database cannot be opened for a moment, as when the process has no
+ * descriptor left.
+ */
+#include "hierlock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+typedef int open_fn(const char *path, int flags, int mode);
+
+/* So many of the next attempts to open a log for writing fail. */
+static int failures;
+static open_fn *open_really;
+
+static int open_or_fail(const char *path, int flags, int mode) {
+  size_t size = strlen(path);
+  bool log = size > 4 && strcmp(path + size - 4, "-wal") == 0;
+  if (!log || (flags & O_ACCMODE) != O_RDWR || failures == 0) return open_really(path, flags, mode);
+  failures--;
+  errno = EMFILE;
+  return -1;
+}
+
+static void opens_pass(bool by_us) {
+  sqlite3_vfs *vfs = sqlite3_vfs_find(NULL);
+  if (!open_really) open_really = (open_fn *)vfs->xGetSystemCall(vfs, "open");
+  assert_int_equal(
+      vfs->xSetSystemCall(vfs, "open", by_us ? (sqlite3_syscall_ptr)open_or_fail : NULL),
+      SQLITE_OK);
+}
+
+static int take_and_release(hl_manager *manager, hl_error *error) {
+  hl_options options = HL_OPTIONS_INIT;
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  hl_lock *lock = NULL;
+  const hl_id id = {"u1", 2};
+  options.timeout = 5000;
+  assert_int_equal(hl_plan_add(plan, &id, 1, HL_EXCLUSIVE, false, NULL), HL_OK);
+  int status = hl_acquire(manager, plan, &options, &lock, error);
+  if (status == HL_OK) assert_int_equal(hl_lock_release(lock, true, error), HL_OK);
+  hl_lock_free(lock);
+  hl_plan_free(plan);
+  return status;
+}
+
+/* SQLite then opens the log for reading only, and its connection can never write. */
+static void a_log_that_cannot_be_opened_for_writing_is_opened_anew(void **state) {
+  static const struct hl_store_ops *const stores[] = {&hl_store_sqlite, NULL};
+  char directory[] = "/tmp/hierlock-sqlite-XXXXXX", dsn[64];
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager;
+  hl_error error;
+  (void)state;
+  assert_non_null(mkdtemp(directory));
+  (void)snprintf(dsn, sizeof dsn, "sqlite:%s/db", directory);
+  config.dsn = dsn;
+  config.stores = stores;
+  assert_int_equal(hl_layout_new(NULL, 0, 0, &config.layout, &error), HL_OK);
+  assert_int_equal(hl_manager_open(&config, &manager, &error), HL_OK);
+  opens_pass(true);
+
+  failures = 1;
+  assert_int_equal(take_and_release(manager, &error), HL_OK);
+  assert_int_equal(failures, 0);
+  hl_manager_close(manager);
+
+  /* As long as it lasts, the caller is told. */
+  assert_int_equal(hl_manager_open(&config, &manager, &error), HL_OK);
+  failures = INT32_MAX;
+  assert_int_equal(take_and_release(manager, &error), HL_ESTORE);
+  assert_non_null(strstr(error.message, "read-only"));
+  failures = 0;
+  assert_int_equal(take_and_release(manager, &error), HL_OK);
+
+  opens_pass(false);
+  hl_manager_close(manager);
+  hl_layout_unref(config.layout);
+  static const char *const names[] = {"db", "db-wal", "db-shm", "db-hierlock"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    char path[96];
+    (void)snprintf(path, sizeof path, "%s/%s", directory, names[i]);
+    (void)unlink(path);
+  }
+  assert_int_equal(rmdir(directory), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_log_that_cannot_be_opened_for_writing_is_opened_anew)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
