@@ -175,9 +175,7 @@ describe("a forked child", function()
 
     -- What counts it is not there under a sanitizer, whose own allocator comes first.
     it("frees nothing that it has inherited: a thread of the parent may have been in its middle", function()
-      local peer = support.process(nil, nil, nil, { "/bin/sh", "-c", ([[
-        export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}%s"
-        exec "$0" spec/support/peer.lua "" "{}"]]):format(support.library "frees"), os.getenv "HIERLOCK_LUA" or arg[-1] })
+      local peer = support.process(nil, nil, nil, support.preloaded "frees")
       assert.equal(0, peer:call([[
         local fork, frees = require "hierlock_spec.fork", require "hierlock_spec.frees"
         local dsn, options, target = ...

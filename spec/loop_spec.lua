@@ -764,9 +764,7 @@ describe("the connection to nginx's loop", function()
   it("does not hang a child that is born while a thread writes to it", function()
     local path = os.tmpname()
     os.remove(path)
-    local process = support.process(nil, nil, nil, { "/bin/sh", "-c", ([[
-      export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}%s" HIERLOCK_SPEC_SEND=%s
-      exec "$0" spec/support/peer.lua "" "{}"]]):format(support.library "slow_send", path), os.getenv "HIERLOCK_LUA" or arg[-1] })
+    local process = support.process(nil, nil, nil, support.preloaded("slow_send", "export HIERLOCK_SPEC_SEND=" .. path))
     assert.equal(0, process:call([[
       local path = ...
       local core, fork, uv = require "hierlock.core", require "hierlock_spec.fork", require "luv"

@@ -482,6 +482,37 @@ support.each_troubled_store(function(plain)
   theme("forget", forget)
 
   theme("cut", cut)
+
+  -- It sends nothing, or has its client library send, which closes a connection that fails.
+  if not store.leases_only or type(store.themes.cut) ~= "table" then return end
+
+  it("takes no answer for another's when the system does not send a release", function()
+    local path = os.tmpname()
+    os.remove(path)
+    local peer = support.process(nil, nil, nil, support.preloaded("slow_send", "export HIERLOCK_SPEC_REFUSE=" .. path))
+    finally(support.close_peers)
+    local observer = support.open(store)
+    local held = assert(observer:acquire({ "u1", "a1", "r2" }, kinds.lease))
+    local believed, code = peer:call([[
+      local dsn, options, path, lease = ...
+      local manager = assert(hierlock.open(dsn, options or {}))
+      local handle = assert(manager:acquire({ "u1", "a1", "r1" }, lease))
+      io.open(path, "w"):close()
+      handle:release()
+      support.wait_until(function() return not io.open(path) end, "a send that is refused")
+      local other, err = manager:acquire({ "u1", "a1", "r2" }, { timeout = 0, ttl = lease.ttl })
+      local believed = other and other:is_held()
+      manager:close()
+      return believed or false, err and err.code
+    ]], store.dsn, store.options, path, { ttl = LONG })
+    assert.same({ false, "timeout" }, { believed, code })
+    assert(free(held))
+    support.wait_until(function()
+      local handle = observer:acquire({ "u1", "a1", "r1" }, { timeout = 0, ttl = LONG })
+      return handle and free(handle)
+    end, "the end of the lease that was released")
+    observer:close()
+  end)
 end)
 
 -- ------------------------------------------------------------------- table

@@ -152,9 +152,7 @@ support.on_sqlite(function(store)
         sh("chmod 0711 %s %s/..; mkdir %s; chgrp %d %s; chmod 2770 %s", store.directory, store.directory, directory, group,
           directory, directory)
         for i = 1, 2 do
-          peers[i] = support.process(nil, nil, nil, { "/bin/sh", "-c", ([[umask 077
-            export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}%s"
-            exec "$0" spec/support/peer.lua "" "{}"]]):format(support.library "modes"), os.getenv "HIERLOCK_LUA" or arg[-1] })
+          peers[i] = support.process(nil, nil, nil, support.preloaded("modes", "umask 077"))
           peers[i]:call([[
             local path, group, user = ...
             hierlock.open("sqlite:" .. path):close() -- loads what this user may not read

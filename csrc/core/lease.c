@@ -718,14 +718,17 @@ static void release_answered(hl__sent *sent, bool answered) HL__REQUIRES(hl__man
   hl__lease_unref(lease);
 }
 
-/* Sends the release on an idle connection. False: not possible; release in another way. */
+/* Sends the release on an idle connection. False: not possible; release in another way. A connection
+   on which a part of it may wait to be sent is of no more use: its next answer may be to that. */
 static bool release_send(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   if (!manager->ops->traits.drop_sends || manager->drops_begun) return false;
   hl__connection *connection = hl__pool_quiet(manager);
-  if (!connection || manager->store->leases->drop(connection->session, &lease->terms, false,
-                                                  hl__now_ms(), NULL) != HL_OK)
+  if (!connection) return false;
+  if (manager->store->leases->drop(connection->session, &lease->terms, false, hl__now_ms(), NULL)) {
+    hl__pool_discard(manager, connection);
     return false;
+  }
   lease->sent.end = release_answered;
   atomic_fetch_add(&lease->references, 1u);
   hl__pool_sent(connection, &lease->sent);

@@ -714,6 +714,14 @@ function support.library(name)
   return package.cpath:match "([^;]*/build/[^;]*)/%?%.so" .. "/hierlock_spec/" .. name .. ".so"
 end
 
+--- For support.process: the command of a peer that has that library of spec/support loaded before all others, after
+--- these commands of the shell.
+function support.preloaded(name, before)
+  return { "/bin/sh", "-c", ([[%s
+    export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}%s"
+    exec "$0" spec/support/peer.lua "" "{}"]]):format(before or "", support.library(name)), os.getenv "HIERLOCK_LUA" or arg[-1] }
+end
+
 local tells
 --- Why this client library cannot do what wants to know when it waits; nil: it can.
 function support.does_not_tell_waits()

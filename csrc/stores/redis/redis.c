@@ -136,9 +136,7 @@ static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   const size_t sizes[] = {4};
   *sent_ms = hl__boot_ms();
   int status = hl__redis_queue(session, 1, words, sizes, error);
-  if (status == HL_OK) status = hl__redis_flush(session, error);
-  if (status == HL_OK) session->outstanding++;
-  return status;
+  return status ? status : hl__redis_unawaited(session, error);
 }
 
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {

@@ -281,6 +281,9 @@ int hl__redis_error(hl__redis_session *session, const char *said, hl_error *erro
 int hl__redis_queue(hl__redis_session *session, size_t n, const char *const *words,
                     const size_t *sizes, hl_error *error);
 int hl__redis_flush(hl__redis_session *session, hl_error *error);
+/* hl__redis_flush of a command whose answer no caller awaits. The answer is outstanding whether or
+   not this succeeds: the command stays queued, and goes with the next one. */
+int hl__redis_unawaited(hl__redis_session *session, hl_error *error);
 /* The next answer, until the deadline; the caller frees it. An answer that is an error is one.
    HL_TIMEOUT: it has not come; HL_CANCELLED: interrupted, where it is interruptible. */
 int hl__redis_await(hl__redis_session *session, int64_t deadline, bool interruptible,

@@ -214,9 +214,7 @@ int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call, hl_err
   char *text = script_text(call->script);
   int status = text ? queue(session, call, "EVAL", text, error) : hl__error_memory(error);
   free(text);
-  if (status == HL_OK) status = hl__redis_flush(session, error);
-  if (status == HL_OK) session->outstanding++;
-  return status;
+  return status ? status : hl__redis_unawaited(session, error);
 }
 
 /* An interruption leaves the server so long to answer. */

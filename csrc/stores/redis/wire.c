@@ -112,6 +112,11 @@ int hl__redis_flush(hl__redis_session *session, hl_error *error) {
   return write_some(session, &done, error);
 }
 
+int hl__redis_unawaited(hl__redis_session *session, hl_error *error) {
+  session->outstanding++;
+  return hl__redis_flush(session, error);
+}
+
 /* Has hiredis parse the received bytes, without blocking. */
 static bool read_some(hl__redis_session *session) {
   return session->tls ? hl__redis_tls_read(session) : redisBufferRead(session->context) == REDIS_OK;
