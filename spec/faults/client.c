@@ -77,6 +77,9 @@ static const char *const stage_names[STAGES] = {
    number. */
 #define MAY(status) (1u << ((status) + 10))
 #define MAY_FAIL (MAY(HL_ECONNECTION) | MAY(HL_ESTORE) | MAY(HL_ENOMEM) | MAY(HL_BUSY))
+/* What only a lease may come to: its time was up when the client went on; or the store has not said
+   whether it is there. */
+#define LEASES_MAY(statuses) (shared->leases ? (statuses) : 0)
 
 /* True: it succeeded. */
 static bool came_to(stage s, int status, const hl_error *error, unsigned may) {
@@ -84,7 +87,7 @@ static bool came_to(stage s, int status, const hl_error *error, unsigned may) {
   area->failed[s]++;
   /* To stand still costs nothing on the embedded store, and a call that was only interrupted
      goes on. On a busy machine a call with a short limit of its own may fail, too. */
-  bool excused = shared->server && (area->mode == STOP || s == LOOK);
+  bool excused = silence_ends() && (area->mode == STOP || s == LOOK);
   if (disturbed() && area->mode == FAIL && area->failure != EINTR) excused = true;
   if (!excused || !(may & MAY(status)) || status != error->status || !error->message[0])
     complain(area, "%s came to %s (%s)", stage_names[s], hl_status_name(status), error->message);
@@ -104,7 +107,7 @@ static hl_lock *acquired(stage s, int nodes, holding **h) {
     int status = hl_acquire(manager, plan, &options, &lock, &error);
     stage_is(BETWEEN);
     if (status == HL_OK) handle_granted(*h, lock);
-    (void)came_to(s, status, &error, MAY_FAIL);
+    (void)came_to(s, status, &error, MAY_FAIL | LEASES_MAY(MAY(HL_ELOST)));
     if (status && tries)
       complain(area, "%s failed again: %s (%s)", stage_names[s], hl_status_name(status),
                error.message);
@@ -121,7 +124,7 @@ static void released(stage s, holding *h, hl_lock *lock, bool confirm) {
   stage_is(s);
   int status = hl_lock_release(lock, confirm, &error);
   stage_is(BETWEEN);
-  (void)came_to(s, status, &error, MAY(HL_ELOST));
+  (void)came_to(s, status, &error, MAY(HL_ELOST) | LEASES_MAY(MAY_FAIL));
   hl_lock_free(lock);
 }
 
@@ -151,7 +154,7 @@ static void expect_nothing_held(const char *when) {
   }
 }
 
-static void extend_and_look(holding *h, hl_lock *lock) {
+static void check_and_extend(holding *h, hl_lock *lock) {
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
   hl_plan *more = plan_make(manager, R2);
@@ -175,6 +178,40 @@ static void extend_and_look(holding *h, hl_lock *lock) {
     hold(h, lock, HOLD_BOTH);
   }
   hl_plan_free(more);
+}
+
+/* Where no lock can be extended: the lease is renewed, and goes through a text, as to another program. */
+static hl_lock *renew_and_hand_over(holding **h, hl_lock *lock) {
+  hl_options options = HL_OPTIONS_INIT;
+  hl_error error;
+  hl_lock *imported = NULL;
+  char *text = NULL;
+  options.timeout = TIMEOUT_MS;
+  stage_is(CHECK);
+  int status = hl_lock_check(lock, &error);
+  stage_is(BETWEEN);
+  (void)came_to(CHECK, status, &error, MAY_FAIL | MAY(HL_ELOST));
+  stage_is(EXTEND);
+  status = hl_lock_refresh(lock, 0, &error);
+  stage_is(BETWEEN);
+  (void)came_to(EXTEND, status, &error, MAY_FAIL | MAY(HL_ELOST));
+  hold(*h, lock, HOLD_BOTH);
+  stage_is(EXTEND);
+  status = hl_lock_export(lock, &text, &error);
+  stage_is(BETWEEN);
+  if (!came_to(EXTEND, status, &error, MAY_FAIL | MAY(HL_ELOST))) return lock;
+  if (!(*h)->ending) (*h)->ending = now_ns();
+  hl_lock_free(lock);
+  for (int tries = 0; tries < 2 && !imported; tries++) {
+    *h = handle_new(R1, now_ns());
+    stage_is(EXTEND);
+    status = hl_import(manager, text, strlen(text), &options, &imported, &error);
+    stage_is(BETWEEN);
+    if (status == HL_OK) handle_granted(*h, imported);
+    if (came_to(EXTEND, status, &error, MAY_FAIL | MAY(HL_ELOST))) hold(*h, imported, HOLD_BOTH);
+  }
+  free(text);
+  return imported;
 }
 
 static void count_holder(void *context, const hl_holder *holder) {
@@ -236,7 +273,7 @@ static void waited_for(void) {
     if (status == HL_OK) handle_granted(h, lock);
     if (status == HL_OK) (void)believe(h, lock);
     stage_is(BETWEEN);
-    (void)came_to(AGAIN, status, &error, MAY_FAIL);
+    (void)came_to(AGAIN, status, &error, MAY_FAIL | LEASES_MAY(MAY(HL_ELOST)));
     if (status && tries)
       complain(area, "a start failed again: %s (%s)", hl_status_name(status), error.message);
     if (status == HL_OK && !h->ending) h->ending = now_ns();
@@ -271,7 +308,10 @@ static void script(void) {
   hl_lock *lock = acquired(ACQUIRE, R1, &h);
   if (lock) {
     hold(h, lock, HOLD);
-    extend_and_look(h, lock);
+    if (shared->leases)
+      lock = renew_and_hand_over(&h, lock);
+    else
+      check_and_extend(h, lock);
   }
   look();
   released(RELEASE, h, lock, false);

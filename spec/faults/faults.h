@@ -4,7 +4,7 @@
  * calls; each further run does one thing at one of them:
  *
  *   kill   kill -9, before the call is made or after it
- *   stop   the client stands still there, on a server for longer than hold_timeout
+ *   stop   the client stands still there; where there is a server, for longer than hold_timeout
  *   fail   the call is not made, and says ENOMEM, EMFILE, ECONNRESET, as it could
  *
  * Meanwhile and afterwards a peer, which nobody traces, wants the same nodes.
@@ -164,9 +164,11 @@ typedef struct lane_area {
 
 /* Shared by all lanes; main owns it. */
 typedef struct shared_area {
-  bool server;
-  pid_t pid;      /* of the main process */
-  char base[512]; /* DSN of the embedded store's directories, or of the server without a database */
+  bool server; /* MySQL, MariaDB, PostgreSQL: an administrator looks what is left there */
+  bool leases; /* SQLite, Redis, Memcached: a lock is a lease, and the holder renews it */
+  pid_t pid;   /* of the main process */
+  /* Where the lanes' directories begin, or the DSN of the server: without a database on one with sessions. */
+  char base[512];
   char options[2][64]; /* of the server's DSN, by variant */
   char user[64];       /* of the clients */
   uint64_t seed;
@@ -179,6 +181,10 @@ typedef struct shared_area {
 } shared_area;
 
 extern shared_area *shared;
+
+/* Whether the store gives a client's locks away when it does not hear from it for hold_timeout, wherever it stands
+   still. A client of SQLite that stands inside a transaction keeps all others out. */
+static inline bool silence_ends(void) { return shared->server || *shared->options[0]; }
 
 static inline int64_t now_ns(void) {
   struct timespec t;
@@ -196,6 +202,9 @@ static inline int64_t now_ns(void) {
 #define SOON (30 * S)
 #define HOLD_TIMEOUT_MS 45000
 #define SHORT_HOLD_TIMEOUT_MS 1000
+/* A lease stays for so long when its holder is killed, or its release fails. */
+#define LEASE_MS 2000
+#define LONG_LEASE_MS 10000
 
 /* Reports an error of the present run, from any process of the lane. */
 void complain(lane_area *area, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -103,7 +103,7 @@ static void do_stop(tracer *client, const point *p) {
   int64_t began = now_ns(), limit = area->hold_timeout * MS;
   atomic_store(&area->frozen, true);
   give_order(GRAB);
-  if (shared->server) {
+  if (silence_ends()) {
     if (!peer_had_all(began, began + limit + SOON))
       complain(
           area,
@@ -216,17 +216,28 @@ static void prepare(const point *p, int variant) {
   memset(area->dsn, 0, sizeof *area - offsetof(lane_area, dsn));
   area->mode = p ? p->mode : MODES;
   area->failure = p ? p->failure : 0;
-  area->hold_timeout =
-      shared->server && area->mode == STOP ? SHORT_HOLD_TIMEOUT_MS : HOLD_TIMEOUT_MS;
+  bool ends = area->mode == KILL || area->mode == STOP;
+  if (shared->leases)
+    area->hold_timeout = ends ? LEASE_MS : LONG_LEASE_MS;
+  else
+    area->hold_timeout =
+        shared->server && area->mode == STOP ? SHORT_HOLD_TIMEOUT_MS : HOLD_TIMEOUT_MS;
   if (shared->server) {
     (void)snprintf(area->dsn, sizeof area->dsn, "%.400s" DATABASE "%s", shared->base,
                    (int)shared->pid, lane, shared->options[variant]);
     return;
   }
   area->fresh = variant != 0;
-  (void)snprintf(area->directory, sizeof area->directory, "%.200s-%d-%d", shared->base, lane,
-                 area->fresh ? ++runs : 0);
-  (void)snprintf(area->dsn, sizeof area->dsn, "file:%s", area->directory);
+  int run = area->fresh ? ++runs : 0;
+  if (*shared->options[0]) { /* Redis, Memcached */
+    (void)snprintf(area->dsn, sizeof area->dsn, "%.200s%sfaults-%d-%d-%d", shared->base,
+                   shared->options[0], (int)shared->pid, lane, run);
+    return;
+  }
+  (void)snprintf(area->directory, sizeof area->directory, "%.200s-%d-%d", shared->base, lane, run);
+  (void)snprintf(area->dsn, sizeof area->dsn, shared->leases ? "sqlite:%s/db" : "file:%s",
+                 area->directory);
+  if (shared->leases) (void)mkdir(area->directory, 0700);
 }
 
 /* Shows where a client that hangs is, and ends it. */
@@ -284,7 +295,7 @@ void lane_run(const point *p, int variant, census *found) {
   judge();
   report(&client, p);
   if (!rests) exit(0); /* the lane needs a peer; its violation is counted */
-  if (area->fresh)
+  if (area->fresh && *area->directory)
     directory_remove(area->directory);
   else if (area->dirty)
     files_remove(area->directory, "tmp-"); /* a sweep spares young ones */
@@ -339,7 +350,7 @@ void lane_close(void) {
   char path[256];
   give_order(QUIT);
   while (waitpid(peer, NULL, 0) < 0 && errno == EINTR) {}
-  if (shared->server) return;
+  if (shared->server || *shared->options[0]) return;
   (void)snprintf(path, sizeof path, "%.200s-%d-0", shared->base, lane);
   directory_remove(path);
 }

@@ -239,8 +239,13 @@ static bool dsn_take(const char *text) {
   hl_dsn dsn;
   const server_kind *kind = server_kind_of(text);
   shared->server = kind != NULL;
+  shared->leases = !shared->server && strncmp(text, "file:", 5) != 0;
   if (!shared->server) {
-    (void)snprintf(shared->base, sizeof shared->base, "%s", text + 5);
+    bool path = !shared->leases || strncmp(text, "sqlite:", 7) == 0;
+    (void)snprintf(shared->base, sizeof shared->base, "%s", path ? strchr(text, ':') + 1 : text);
+    if (!path)
+      (void)snprintf(shared->options[0], sizeof shared->options[0],
+                     "%sprefix=", strchr(text, '?') ? "&" : "?");
     return true;
   }
   if (!admin || !server_dsn(kind, text, &dsn)) return false;

@@ -33,7 +33,9 @@ static bool ordered(void) { return atomic_load(&area->order) == order_now; }
 /* -------------------------------------------------------------- both have it */
 
 hl_manager *manager_open(const lane_area *of, int64_t hold_timeout, int *status, hl_error *error) {
-  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, NULL};
+  static const struct hl_store_ops *const stores[] = {&hl_store_mysql,     &hl_store_postgresql,
+                                                      &hl_store_sqlite,    &hl_store_redis,
+                                                      &hl_store_memcached, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *result = NULL;
   *status = hl_layout_new(NULL, 0, BUCKETS, &config.layout, error);
@@ -218,6 +220,7 @@ static void rest(void) {
   int left = 0;
   if (manager) hl_manager_close(manager);
   manager = NULL;
+  if (shared->leases) return;
   /* A thread whose wait was cancelled may be the last to use them. */
   for (int64_t end = now_ns() + SOON; now_ns() < end; (void)usleep(2000)) {
     if ((left = shared->server ? server_connections(lane) : files_left(first)) == 0) return;

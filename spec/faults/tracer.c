@@ -29,8 +29,8 @@
 
 /* Errors of each call. Left out are errors that do not happen on a local file or a socket:
    munmap, fstat of an open file or the unlocking of a whole range do not fail; no signal
-   interrupts open, a lock that is not waited for, or the sending of a small packet. A socket or
-   a file: see failures_of. */
+   interrupts open, a lock that is not waited for, a connect that does not wait, or the sending of a
+   small packet. A socket or a file: see failures_of. */
 static const int asked_by_name[] = {EIO, ENOMEM, 0};
 
 static const struct {
@@ -66,6 +66,9 @@ static const struct {
     {SYS_fchmod, "fchmod", ERRNOS(EIO, EPERM)},
     {SYS_fchown, "fchown", ERRNOS(EIO, EPERM)},
     {SYS_ftruncate, "ftruncate", ERRNOS(ENOSPC, EIO, EINTR)},
+    {SYS_fdatasync, "fdatasync", ERRNOS(EIO, ENOSPC)},
+    {SYS_fsync, "fsync", ERRNOS(EIO, ENOSPC)},
+    {SYS_unlink, "unlink", ERRNOS(EIO, ENOMEM)},
     {SYS_fallocate, "fallocate", ERRNOS(ENOSPC, EIO, EINTR)},
     {SYS_renameat2, "renameat2", ERRNOS(ENOSPC, EIO, ENOMEM, EINVAL)},
     {SYS_renameat, "renameat", ERRNOS(ENOSPC, EIO, ENOMEM)},
@@ -88,7 +91,7 @@ static const struct {
     {SYS_prlimit64, "prlimit64", ERRNOS(EPERM)},
     {SYS_uname, "uname", ERRNOS(EFAULT)},
     {SYS_socket, "socket", ERRNOS(EMFILE, ENFILE, ENOMEM, ENOBUFS)},
-    {SYS_connect, "connect", ERRNOS(ECONNREFUSED, ETIMEDOUT, ENETUNREACH, EINTR)},
+    {SYS_connect, "connect", ERRNOS(ECONNREFUSED, ETIMEDOUT, ENETUNREACH)},
     {SYS_sendto, "sendto", ERRNOS(ECONNRESET, EPIPE, ENOMEM)},
     {SYS_sendmsg, "sendmsg", ERRNOS(ECONNRESET, EPIPE, ENOMEM)},
     {SYS_recvfrom, "recvfrom", ERRNOS(ECONNRESET, ETIMEDOUT, EINTR, ENOMEM)},
@@ -155,8 +158,9 @@ static const int *failures_of(pid_t pid, pid_t tid, const struct __ptrace_syscal
     if (is_kind(pid, (int)first, "/")) return writes ? file_write : file_read;
     return interrupted;
   case SYS_fcntl:
-    if (second == F_OFD_SETLK) return unlocks(tid, info->entry.args[2]) ? NULL : lock_taken;
-    if (second == F_OFD_GETLK) return lock_asked;
+    if (second == F_OFD_SETLK || second == F_SETLK)
+      return unlocks(tid, info->entry.args[2]) ? NULL : lock_taken;
+    if (second == F_OFD_GETLK || second == F_GETLK) return lock_asked;
     return second == F_SETFD || second == F_GETFD ? NULL : refused;
   case SYS_newfstatat: return info->entry.args[3] & AT_EMPTY_PATH ? NULL : asked_by_name;
   case SYS_futex:
