@@ -718,8 +718,8 @@ static void release_answered(hl__sent *sent, bool answered) HL__REQUIRES(hl__man
   hl__lease_unref(lease);
 }
 
-/* Sends the release on an idle connection. False: not possible; release in another way. A connection
-   on which a part of it may wait to be sent is of no more use: its next answer may be to that. */
+/* Sends the release on an idle connection. False: not possible; release in another way. A
+   connection on which it was not sent is closed: some of it may be sent with the next request. */
 static bool release_send(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   if (!manager->ops->traits.drop_sends || manager->drops_begun) return false;
