@@ -80,6 +80,11 @@ static atomic_bool stuck;     /* no session can be used, nor opened */
 static atomic_bool full;      /* the next drop of a lease at gated-c has no descriptor */
 static gate retries;          /* before a later one there; gated-b waits for that one */
 static gate answers;          /* the next drop there is carried out; its answer does not come */
+static gate adopts;           /* before a grant of gated-a is refreshed for a caller that waits */
+static atomic_bool mute;      /* a lease is refreshed at gated-..., without an answer */
+static atomic_uint tried;     /* so often a lease was asked for at gated-c */
+static atomic_bool backed;    /* gated-b was told to drop a lease, */
+static atomic_bool in_order;  /* and was so before gated-c was asked for one the second time */
 
 static atomic_bool hangs;              /* the next look is not answered in time */
 static hl_session *_Atomic unanswered; /* on which that was: the answer may still come */
@@ -98,6 +103,9 @@ static void gate_close(gate *self) {
 }
 
 static void gate_open(gate *self) { atomic_store(&self->shut, false); }
+
+/* gated-a and so on, of the last quorum */
+static hl_store *_Atomic at_a, *_Atomic at_b, *_Atomic at_c;
 
 static int gated_settle(hl_session *session, int64_t deadline, hl_error *error) {
   if (session == atomic_load(&unanswered)) atomic_fetch_add(&confused, 1u);
@@ -128,6 +136,8 @@ static int gated_take(hl_session *session, const hl_request *request, hl_grant *
   } else if (atomic_load(&refuses)) {
     atomic_fetch_add(&asked, 1u);
     return hl__error(error, HL_ESTORE, "it refuses");
+  } else if (session->store == atomic_load(&at_c) && atomic_fetch_add(&tried, 1u) == 1) {
+    atomic_store(&in_order, atomic_load(&backed));
   }
   return hl_store_file.take(session, request, grant, error);
 }
@@ -150,10 +160,10 @@ static void gated_close(hl_store *store) {
   atomic_fetch_sub(&left, 1u);
 }
 
-static hl_store *_Atomic at_b; /* gated-b */
 static int (*file_list)(hl_session *, const hl_lease_filter *, hl_holder_fn, void *, int64_t,
                         hl_error *);
 static int (*file_drop)(hl_session *, const hl_lease_terms *, bool, int64_t, hl_error *);
+static int (*file_adopt)(hl_session *, const hl_request *, hl_grant *, hl_error *);
 static int (*file_refresh)(hl_session *, const hl_lease_terms *, int64_t, int64_t, int64_t *,
                            hl_error *);
 
@@ -162,12 +172,21 @@ static int gated_refresh(hl_session *session, const hl_lease_terms *terms, int64
   bool shorter = atomic_load(&brief) && hl__is_presence(terms->id);
   int status = file_refresh(session, terms, shorter ? BRIEF_MS : ttl, deadline, sent_ms, error);
   if (shorter) presence_shorten(ttl, sent_ms);
+  if (atomic_load(&mute) && !hl__is_presence(terms->id))
+    return hl__error(error, HL_ECONNECTION, "it is cut off");
   return status;
+}
+
+static int gated_adopt(hl_session *session, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
+  if (session->store == atomic_load(&at_a)) gate_pass(&adopts);
+  return file_adopt(session, request, grant, error);
 }
 
 static int lease_drop(hl_session *session, const hl_lease_terms *terms, bool confirm,
                       int64_t deadline, hl_error *error) {
   if (session->store == atomic_load(&at_b)) {
+    atomic_store(&backed, true);
     while (atomic_load(&retries.shut) && !atomic_load(&retries.reached)) sleep_ms(1);
     return file_drop(session, terms, confirm, deadline, error);
   }
@@ -207,7 +226,9 @@ static void leases_make(const hl_lease_ops *file) {
     file_drop = file->drop;
     file_list = file->list;
     file_refresh = file->refresh;
+    file_adopt = file->adopt;
     gated_leases = *file;
+    gated_leases.adopt = gated_adopt;
     gated_leases.drop = gated_drop;
     gated_leases.list = gated_list;
     gated_leases.refresh = gated_refresh;
@@ -226,7 +247,9 @@ static int gated_open(const hl_store_config *config, hl_store **store, hl_error 
   int status = hl_store_file.open(config, store, error);
   if (status) atomic_fetch_sub(&left, 1u);
   if (status) return status;
+  if (strstr(config->dsn->path, "/gated-a")) atomic_store(&at_a, *store);
   if (strstr(config->dsn->path, "/gated-b")) atomic_store(&at_b, *store);
+  if (strstr(config->dsn->path, "/gated-c")) atomic_store(&at_c, *store);
   leases_make((*store)->leases);
   (*store)->leases = atomic_load(&leaseless) ? NULL : &gated_leases;
   return HL_OK;
@@ -351,6 +374,22 @@ static unsigned records(const char *member, bool presences) {
   return n;
 }
 
+typedef struct seen {
+  bool rests; /* its threads have done all, and given their sessions back */
+  unsigned queued;
+} seen;
+
+/* What the quorum knows of a member. */
+static seen look_at(hl_store *base, unsigned i) {
+  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
+  hl__quorum_mutex_lock(store);
+  const hl__quorum_member *member = &store->members[i];
+  seen it = {.queued = member->queued};
+  it.rests = it.queued == 0 && member->threads == member->idle_threads && member->idle_count > 0;
+  hl__quorum_mutex_unlock(store);
+  return it;
+}
+
 /* -------------------------------------------------------------------- presences */
 
 /* The program has a lease at c again. A program with another list that has c must be refused. */
@@ -429,6 +468,7 @@ static void an_end_that_was_not_carried_out_is_repeated(void **state) {
   drop(session, &first);
   WAIT_UNTIL(records("gated-c", false) == 0);
   WAIT_UNTIL(records("gated-c", true) == 1);
+  WAIT_UNTIL(look_at(quorum.store, 2).rests); /* nothing is repeated on a session that is new */
   atomic_store(&loses, true);
   ops->session_close(session);
   close_quorum(&quorum);
@@ -573,9 +613,11 @@ static void path_of(char path[128], const char *member, const char *end) {
 }
 
 static void empty(const char *member) {
-  char path[128], gone[128];
+  static unsigned n;
+  char path[128], gone[128], end[16];
+  (void)snprintf(end, sizeof end, "-gone%u", n++);
   path_of(path, member, "");
-  path_of(gone, member, "-gone");
+  path_of(gone, member, end);
   assert_true(rename(path, gone) == 0);
 }
 
@@ -660,6 +702,40 @@ static void a_lease_is_healed_for_no_longer_than_a_quorum_has_it(void **state) {
   WAIT_UNTIL(atomic_load(&left) == 0);
 }
 
+static int64_t end_of(hl_store *base, const hl_lease_terms *terms) {
+  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
+  hl__quorum_mutex_lock(store);
+  hl__quorum_lease *lease = hl__known_find(store, terms);
+  int64_t end = lease ? lease->end : 0;
+  hl__known_unref(lease);
+  hl__quorum_mutex_unlock(store);
+  return end;
+}
+
+/* The members have it for the shorter time. From its end on they may grant the lock to another. */
+static void a_lease_is_healed_for_no_longer_than_a_refresh_that_is_not_answered(void **state) {
+  opened quorum;
+  hl_error error;
+  int64_t sent = 0;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "gated-a gated-b gated-c", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms first = lease_named("first");
+  assert_int_equal(take(session, &first), HL_OK);
+  assert_true(end_of(quorum.store, &first) > hl__boot_ms() + SHORT_MS);
+  atomic_store(&mute, true);
+  first.turn++;
+  assert_int_not_equal(quorum.store->leases->refresh(session, &first, SHORT_MS,
+                                                     hl__now_ms() + PATIENCE_MS, &sent, &error),
+                       HL_OK);
+  atomic_store(&mute, false);
+  assert_in_range(end_of(quorum.store, &first), 1, hl__boot_ms() + SHORT_MS);
+  drop(session, &first);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
 /* A thread asks c again while the caller waits for b: c neither has answered nor has lost it. */
 static void a_release_is_not_lost_while_a_member_is_asked_again(void **state) {
   opened quorum;
@@ -700,6 +776,73 @@ static void a_release_is_not_lost_while_an_earlier_drop_is_not_answered(void **s
   ops->session_close(session);
   close_quorum(&quorum);
   WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
+/* ------------------------------------------------------- what a caller has while it waits */
+
+/* A program waits for another, which has the lock at two of three members: at all but `where`. */
+typedef struct meeting {
+  opened holder;
+  hl_session *session;
+  hl_lease_terms terms;
+  waiter waiter;
+  pthread_t thread;
+} meeting;
+
+static void meeting_begin(meeting *self, const char *where, int64_t ttl) {
+  static const char *const list = "gated-a gated-b gated-c";
+  hl_error error;
+  *self = (meeting){.terms = lease_named("first"), .waiter = {.terms = lease_named("second")}};
+  self->waiter.terms.ttl = ttl;
+  assert_int_equal(open_quorum(&self->holder, list, &error), HL_OK);
+  self->session = session_new(self->holder.store);
+  assert_int_equal(take(self->session, &self->terms), HL_OK);
+  WAIT_UNTIL(records("gated-a", false) + records("gated-b", false) + records("gated-c", false) ==
+             3);
+  empty(where);
+  assert_int_equal(open_quorum(&self->waiter.quorum, list, &error), HL_OK);
+  self->waiter.session = session_new(self->waiter.quorum.store);
+  atomic_store(&tried, 0u);
+  atomic_store(&backed, false);
+  assert_int_equal(pthread_create(&self->thread, NULL, take_beside, &self->waiter), 0);
+}
+
+static void meeting_end(meeting *self) {
+  drop(self->session, &self->terms);
+  assert_int_equal(pthread_join(self->thread, NULL), 0);
+  assert_int_equal(self->waiter.status, HL_OK);
+  drop(self->waiter.session, &self->waiter.terms);
+  ops->session_close(self->waiter.session);
+  ops->session_close(self->session);
+  close_quorum(&self->waiter.quorum);
+  close_quorum(&self->holder);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
+/* Else two callers may wait for each other: the one for a while it has b, the other for b. On a busy
+   machine b may carry that out late. */
+static void a_caller_that_waits_for_a_member_has_no_later_one(void **state) {
+  (void)state;
+  for (int i = 0; i < TRIES && !atomic_load(&in_order); i++) {
+    meeting self;
+    meeting_begin(&self, "gated-b", LONG_MS);
+    WAIT_UNTIL(atomic_load(&tried) >= 2);
+    meeting_end(&self);
+  }
+  assert_true(atomic_load(&in_order));
+}
+
+/* a does not answer in time, and its thread has the question still. */
+static void a_grant_that_is_not_refreshed_in_time_is_given_back(void **state) {
+  meeting self;
+  (void)state;
+  gate_close(&adopts);
+  meeting_begin(&self, "gated-a", 2 * SHORT_MS);
+  WAIT_UNTIL(atomic_load(&adopts.reached));
+  WAIT_UNTIL(records("gated-a", false) == 0);
+  gate_open(&adopts);
+  meeting_end(&self);
+  assert_int_equal(records("gated-a", false), 0);
 }
 
 /* ------------------------------------------------------------------------- opening */
@@ -845,14 +988,6 @@ static void a_member_that_has_no_room_for_a_while_is_opened_later(void **state) 
 
 /* ---------------------------------------------------------------- a member that hangs */
 
-static unsigned queued_at(hl_store *base, unsigned member) {
-  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
-  hl__quorum_mutex_lock(store);
-  unsigned queued = store->members[member].queued;
-  hl__quorum_mutex_unlock(store);
-  return queued;
-}
-
 static void lose(hl_session *session, hl_lease_terms *terms) {
   const hl_lease_filter filter = {.id = terms->id, .by = "test", .reason = "test"};
   int64_t deadline = hl__now_ms() + PATIENCE_MS, sent;
@@ -882,7 +1017,7 @@ static void a_member_that_hangs_has_few_questions(void **state) {
       lose(session, &terms);
     ops->session_close(session);
   }
-  unsigned queued = queued_at(quorum.store, 2);
+  unsigned queued = look_at(quorum.store, 2).queued;
   atomic_store(&stuck, false);
   close_quorum(&quorum);
   WAIT_UNTIL(atomic_load(&left) == 0);
@@ -929,6 +1064,9 @@ int main(int argc, char **argv) {
       TEST(a_lease_is_healed_for_no_longer_than_a_quorum_has_it),
       TEST(a_release_is_not_lost_while_a_member_is_asked_again),
       TEST(a_release_is_not_lost_while_an_earlier_drop_is_not_answered),
+      TEST(a_lease_is_healed_for_no_longer_than_a_refresh_that_is_not_answered),
+      TEST(a_caller_that_waits_for_a_member_has_no_later_one),
+      TEST(a_grant_that_is_not_refreshed_in_time_is_given_back),
       TEST(a_session_whose_look_was_not_answered_is_closed),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),
