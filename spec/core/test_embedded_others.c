@@ -115,6 +115,21 @@ static void a_stopped_process_is_named_to_those_that_wait(void **state) {
   assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
 }
 
+/* A damaged word names no process: no message may blame one, and the next to come in repairs it. */
+static void a_damaged_lock_of_a_partition_blames_no_process(void **state) {
+  (void)state;
+  const uint32_t part = hl__shm_part_of(hl__shm_hash(hl__shm_key(3, 2)));
+  assert_int_equal(take_one(b, row(2, 3, S), 0), HL_OK);
+  waiter it = {.session = a, .row = row(2, 3, X), .ms = 300};
+  waiter_start(&it);
+  assert_int_equal(hl__shm_part_lock(space, part, INT64_MAX, NULL), HL_OK);
+  atomic_store(&space->table->part[part].lock, HL__SHM_SLOTS + 1);
+  assert_int_equal(waiter_end(&it), HL_TIMEOUT);
+  assert_string_equal(it.reason, "");
+  hl__shm_give_back(b, 0);
+  assert_int_equal(take_one(a, row(2, 3, X), PATIENCE_MS), HL_OK);
+}
+
 static void a_call_that_waits_for_a_stopped_process_is_cancelled(void **state) {
   (void)state;
   hl_row rows[1] = {row(2, 3, S)};
@@ -505,6 +520,7 @@ int main(int argc, char **argv) {
       IT(a_waiter_hardly_wakes_up),
       IT(a_stopped_process_inside_is_named),
       IT(a_stopped_process_is_named_to_those_that_wait),
+      IT(a_damaged_lock_of_a_partition_blames_no_process),
       IT(a_call_that_waits_for_a_stopped_process_is_cancelled),
       IT(a_release_does_not_wait_for_a_stopped_process),
       IT(many_releases_do_not_wait_for_a_stopped_process),

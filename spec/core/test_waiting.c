@@ -122,6 +122,25 @@ static void test_no_false_wait(void **state) {
   hl_manager_close(manager);
 }
 
+/* A request for several waits here behind a request for any one of them, and holds none. */
+static void test_one_of_several(void **state) {
+  static const char *const each[] = {"u1/a1", "u2/a1", "u3/a1"};
+  (void)state;
+  hl_manager *manager = open_manager(), *observer = open_manager();
+  for (int i = 0; i < 3; i++) {
+    hl_lock *lock = acquire(manager, each[i], HL_EXCLUSIVE);
+    hl_pending *one = start(manager, each[i], HL_EXCLUSIVE, -1);
+    hl_pending *all = start(manager, "u1/a1 u2/a1 u3/a1", HL_EXCLUSIVE, -1);
+    (void)usleep(50000); /* for the one that should not */
+    assert_int_equal(at_store(observer, each[i]), 1);
+    hl_lock_free(lock);
+    hl_lock_free(granted(one));
+    hl_lock_free(granted(all));
+  }
+  hl_manager_close(observer);
+  hl_manager_close(manager);
+}
+
 static void test_timeouts_in_line(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -631,6 +650,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_a_crowd_shares),
       cmocka_unit_test(test_a_crowd_behind_a_writer),
       cmocka_unit_test(test_no_false_wait),
+      cmocka_unit_test(test_one_of_several),
       cmocka_unit_test(test_timeouts_in_line),
       cmocka_unit_test(test_threads_stand_in_line_too),
       cmocka_unit_test(test_descriptor),
