@@ -167,6 +167,17 @@ local function attached(store, name)
     end)
 
     if name == "luasql" then
+      it("is refused on a standby, which has locks of its own", function()
+        local standby = { execute = function(_, sql)
+          return execute(connection, (sql:gsub("pg_catalog%.pg_is_in_recovery%(%)", "true")))
+        end }
+        assert(execute(connection, "BEGIN"))
+        local ok, err = attach.luasql(standby, "postgresql"):acquire(R1)
+        assert.is_nil(ok)
+        assert.equal("unsafe_server", err.code, err.message)
+        assert.matches("standby", err.message)
+      end)
+
       -- Only a message in English says by itself that it is the limit's.
       it("says timeout in any language, from a millisecond before its own clock does", function()
         local now, passed, lasts = core.now, 0, nil
@@ -226,6 +237,13 @@ local function attached(store, name)
           connection:settimeout(1)
           assert.is_nil((execute(connection, earlier)))
           connection:settimeout(5000)
+          local sock = connection.sock
+          local send = sock.send
+          function sock.send(...)
+            local sent, why = send(...)
+            support.sleep(0.5) -- so that LuaSocket reads both answers at once
+            return sent, why
+          end
           local ok, err = locks:acquire(R1)
           assert.is_nil(ok)
           assert.equal("connection", err.code, err.message)

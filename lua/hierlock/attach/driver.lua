@@ -6,8 +6,7 @@
 -- rows are lists, unless `shape` is "a": by name. Internal.
 --
 -- A driver of OpenResty's that gives up waiting leaves the connection open, and the answer still comes: the next
--- question would get it. So whenever the server has not answered, the connection is closed. The driver's own next
--- query
+-- question would get it. So whenever the server has not answered, the connection is closed. The driver's own next query
 -- fails then, and no pool takes the connection.
 
 local driver = {}
@@ -109,7 +108,11 @@ end
 
 --- Returns pgmoon's query function, and a function that closes the connection.
 function driver.pgmoon(db, socket_timeout)
-  local function close() drop(db, "disconnect") end
+  local function close()
+    drop(db, "disconnect")
+    -- LuaSocket still gives what it has read of a connection that is closed: an answer to the next question.
+    while db.sock_type == "luasocket" and db.sock:receive(1) do end -- luacheck: ignore 542
+  end
   return patient(function(sql)
     local result, message, _, answered = db:query(sql)
     if not result then
