@@ -8,7 +8,7 @@
 
 /* ------------------------------------------------------------- options */
 
-static int acquire_option(lua_State *L, const char *name, void *context) {
+static bool acquire_option(lua_State *L, const char *name, void *context) {
   hll_acquire_options *options = context;
   if (strcmp(name, "timeout") == 0) {
     options->core.timeout = hll_milliseconds(L, -1, "timeout");
@@ -21,7 +21,7 @@ static int acquire_option(lua_State *L, const char *name, void *context) {
   } else {
     return hll_lease_option(L, name, &options->core);
   }
-  return 1;
+  return true;
 }
 
 void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options) {
@@ -93,7 +93,7 @@ void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *opt
   options->core.awaited = before.awaited;
 }
 
-int hll_lease_option(lua_State *L, const char *name, hl_options *options) {
+bool hll_lease_option(lua_State *L, const char *name, hl_options *options) {
   if (strcmp(name, "ttl") == 0)
     options->ttl = hll_ttl(L, -1);
   else if (strcmp(name, "owner") == 0)
@@ -103,6 +103,6 @@ int hll_lease_option(lua_State *L, const char *name, hl_options *options) {
   else if (strcmp(name, "auto_release") == 0)
     options->auto_release = hll_boolean(L, name);
   else
-    return 0;
-  return 1;
+    return false;
+  return true;
 }

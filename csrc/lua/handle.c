@@ -24,12 +24,12 @@ static void trace_end(lua_State *L, const hll_handle *self, int status, const ch
   lua_pop(L, 1);
 }
 
-static int release_option(lua_State *L, const char *name, void *context) {
-  if (strcmp(name, "confirm") != 0) return 0;
+static bool release_option(lua_State *L, const char *name, void *context) {
+  if (strcmp(name, "confirm") != 0) return false;
   if (!lua_isboolean(L, -1))
     hll_misuse(L, "confirm must be a boolean, not %s", luaL_typename(L, -1));
   *(bool *)context = lua_toboolean(L, -1);
-  return 1;
+  return true;
 }
 
 /***
@@ -219,11 +219,11 @@ static int handle_extend(lua_State *L) {
   return values;
 }
 
-static int upgrade_option(lua_State *L, const char *name, void *context) {
+static bool upgrade_option(lua_State *L, const char *name, void *context) {
   hll_acquire_options *options = context;
-  if (strcmp(name, "timeout") != 0) return 0;
+  if (strcmp(name, "timeout") != 0) return false;
   options->core.timeout = hll_milliseconds(L, -1, "timeout");
-  return 1;
+  return true;
 }
 
 /* Drops the update holder from the list: it is the handle itself. */

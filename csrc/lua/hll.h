@@ -56,7 +56,7 @@ int64_t hll_ttl(lua_State *L, int index);
 /* Calls each(L, context) for each field of the table at index, with the value on the top and its
    name. None or nil has no fields. `each` returns false for a name that it does not know, and
    hll_options raises. */
-typedef int (*hll_option_fn)(lua_State *L, const char *name, void *context);
+typedef bool (*hll_option_fn)(lua_State *L, const char *name, void *context);
 void hll_options(lua_State *L, int index, hll_option_fn each, void *context);
 hl_mode hll_mode(lua_State *L, int index);
 /* A layout from the fields levels and buckets; see hll_layout_option. The names live until the
@@ -67,7 +67,7 @@ typedef struct hll_layout_options {
   uint32_t buckets;
 } hll_layout_options;
 /* Takes the value on the top for the option levels or buckets. Returns false for other names. */
-int hll_layout_option(lua_State *L, const char *name, hll_layout_options *options);
+bool hll_layout_option(lua_State *L, const char *name, hll_layout_options *options);
 hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options);
 
 /* ---- classes.c */
@@ -217,7 +217,7 @@ void hll_asker_add(lua_State *L, const hll_manager *self, const hll_asker *asker
                    hl_options *options);
 /* Takes the value on the top for ttl, owner, auto_refresh or auto_release. Returns false for other
    names. The owner lives until the next allocation in Lua. */
-int hll_lease_option(lua_State *L, const char *name, hl_options *options);
+bool hll_lease_option(lua_State *L, const char *name, hl_options *options);
 
 /* ---- blockers.c */
 

@@ -10,17 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int import_option(lua_State *L, const char *name, void *context) {
+static bool import_option(lua_State *L, const char *name, void *context) {
   return strcmp(name, "owner") != 0 && hll_lease_option(L, name, context);
 }
 
-static int to_lease_option(lua_State *L, const char *name, void *context) {
+static bool to_lease_option(lua_State *L, const char *name, void *context) {
   hl_options *options = context;
   if (strcmp(name, "label") != 0) return hll_lease_option(L, name, options);
   if (lua_type(L, -1) != LUA_TSTRING)
     hll_misuse(L, "label must be a string, not %s", luaL_typename(L, -1));
   options->label = lua_tolstring(L, -1, &options->label_size);
-  return 1;
+  return true;
 }
 
 /* -------------------------------------------------------------- handles */
@@ -189,7 +189,7 @@ typedef struct filter {
   hl_plan *plan;
 } filter;
 
-static int filter_option(lua_State *L, const char *name, void *context) {
+static bool filter_option(lua_State *L, const char *name, void *context) {
   filter *self = context;
   if (strcmp(name, "owner") == 0) {
     self->core.owner = hll_text(L, "owner", HL_OWNER_MAX);
@@ -201,9 +201,9 @@ static int filter_option(lua_State *L, const char *name, void *context) {
     hll_target_add(L, lua_gettop(L), self->plan, HL_EXCLUSIVE);
     self->core.plan = self->plan;
   } else {
-    return 0;
+    return false;
   }
-  return 1;
+  return true;
 }
 
 /* The filter is at 2; `borrowed` has been made. */
@@ -250,15 +250,15 @@ typedef struct revoke_options {
   const char *by, *reason;
 } revoke_options;
 
-static int revoke_option(lua_State *L, const char *name, void *context) {
+static bool revoke_option(lua_State *L, const char *name, void *context) {
   revoke_options *options = context;
   if (strcmp(name, "by") == 0)
     options->by = hll_text(L, "by", 63);
   else if (strcmp(name, "reason") == 0)
     options->reason = hll_text(L, "reason", 127);
   else
-    return 0;
-  return 1;
+    return false;
+  return true;
 }
 
 /***

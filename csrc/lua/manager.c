@@ -94,7 +94,7 @@ static void units_option(lua_State *L, open_options *options) {
   options->config.units = options->units;
 }
 
-static int open_option(lua_State *L, const char *name, void *context) {
+static bool open_option(lua_State *L, const char *name, void *context) {
   open_options *options = context;
   hl_config *config = &options->config;
   if (strcmp(name, "timeout") == 0) {
@@ -144,7 +144,7 @@ static int open_option(lua_State *L, const char *name, void *context) {
   } else {
     return hll_layout_option(L, name, &options->layout);
   }
-  return 1;
+  return true;
 }
 
 static open_options options_begin(bool list) {
@@ -647,10 +647,10 @@ void hll_manager_register(lua_State *L) {
   lua_pop(L, 2);
 }
 
-static int manager_plan_option(lua_State *L, const char *name, void *context) {
-  if (strcmp(name, "mode") != 0) return 0;
+static bool manager_plan_option(lua_State *L, const char *name, void *context) {
+  if (strcmp(name, "mode") != 0) return false;
   *(hl_mode *)context = hll_mode(L, -1);
-  return 1;
+  return true;
 }
 
 /***

@@ -45,16 +45,16 @@ hl_mode hll_mode(lua_State *L, int index) {
   hll_misuse(L, "mode must be \"exclusive\", \"update\" or \"shared\"");
 }
 
-int hll_layout_option(lua_State *L, const char *name, hll_layout_options *options) {
+bool hll_layout_option(lua_State *L, const char *name, hll_layout_options *options) {
   if (strcmp(name, "buckets") == 0) {
     lua_Number buckets = lua_tonumber(L, -1);
     if (lua_type(L, -1) != LUA_TNUMBER || !(buckets >= 1) || buckets > 2147483647.0 ||
         floor((double)buckets) != (double)buckets)
       hll_misuse(L, "buckets must be a whole number from 1 to 2147483647");
     options->buckets = (uint32_t)buckets;
-    return 1;
+    return true;
   }
-  if (strcmp(name, "levels") != 0) return 0;
+  if (strcmp(name, "levels") != 0) return false;
   if (!lua_istable(L, -1))
     hll_misuse(L, "levels must be a list of names, not %s", luaL_typename(L, -1));
   size_t n = hll_rawlen(L, -1);
@@ -72,7 +72,7 @@ int hll_layout_option(lua_State *L, const char *name, hll_layout_options *option
   for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
   if (fields != n) hll_misuse(L, "levels has other keys than 1 to %d", (int)n);
   options->levels = (unsigned)n;
-  return 1;
+  return true;
 }
 
 hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options) {

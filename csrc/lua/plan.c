@@ -210,11 +210,11 @@ typedef struct plan_options {
   hl_mode mode;
 } plan_options;
 
-static int plan_option(lua_State *L, const char *name, void *context) {
+static bool plan_option(lua_State *L, const char *name, void *context) {
   plan_options *options = context;
   if (strcmp(name, "mode") == 0) {
     options->mode = hll_mode(L, -1);
-    return 1;
+    return true;
   }
   return hll_layout_option(L, name, &options->layout);
 }
