@@ -48,9 +48,16 @@ http {
   lua_shared_dict shared 1m;
   lua_check_client_abort on;
   lua_max_running_timers 8;
+  lua_socket_read_timeout 50ms; # a wait is longer
   %s
   init_by_lua_block {
     collectgarbage("stop")
+    timers = 0
+    local timer_at = ngx.timer.at
+    function ngx.timer.at(...)
+      timers = timers + 1
+      return timer_at(...)
+    end
     hierlock = require "hierlock"
     dsn, options = %q, { buckets = %d, timeout = %d }
     manager = assert(hierlock.open(dsn, options))
@@ -75,9 +82,16 @@ http {
   init_worker_by_lua_block {
     local handle = assert(manager:acquire { "worker", ngx.worker.pid() })
     assert(handle:release { confirm = true })
+    ngx.shared.shared:incr("begun", 1, 0)
+  }
+  exit_worker_by_lua_block {
+    local handle = assert(manager:acquire { "worker", ngx.worker.pid() })
+    assert(handle:release { confirm = true })
+    ngx.shared.shared:incr("gone", 1, 0)
   }
   server {
     listen unix:%s/nginx.sock;
+    server_rewrite_by_lua_block { if ngx.var.uri == "/server_rewrite" then answer() end }
     location = /content { content_by_lua_block { answer() } }
     location = /access { access_by_lua_block { answer() } }
     location = /rewrite { rewrite_by_lua_block { answer() } }
@@ -362,7 +376,7 @@ describe("nginx", function()
       assert.equal(2, workers)
     end)
 
-    for _, phase in ipairs { "rewrite", "access", "content" } do
+    for _, phase in ipairs { "server_rewrite", "rewrite", "access", "content" } do
       it("lets a worker serve others while a request waits in " .. phase, function()
         local handle = assert(mine:acquire { "u" })
         local request = nginx:start("/" .. phase, [[
@@ -732,6 +746,44 @@ describe("nginx", function()
       assert.is_nil(other:output():find("waiting requests are late", 1, true), other:output())
     end)
 
+    if not store.server then -- how a loop listens does not depend on the store
+      it("listens once for all that wait in a worker, and keeps no connection", function()
+        local function connections(pid)
+          local ours, n = {}, 0
+          for line in io.lines "/proc/net/unix" do
+            local inode = line:match "(%d+) /%S+/hierlock%-%w+/notifier$"
+            if inode then ours["socket:[" .. inode .. "]"] = true end
+          end
+          local found = uv.fs_scandir("/proc/" .. pid .. "/fd")
+          for name in function() return uv.fs_scandir_next(found) end do
+            if ours[uv.fs_readlink("/proc/" .. pid .. "/fd/" .. name)] then n = n + 1 end
+          end
+          return n
+        end
+        local request = nginx:start("/content", [[
+          local held, before = assert(manager:acquire { "u" }), timers
+          for _ = 1, 3 do
+            ngx.thread.spawn(function() assert(manager:acquire { "u" }):release() end)
+            ngx.sleep(0.12) -- longer than a timer may take to begin
+          end
+          ngx.shared.shared:set("pid", ngx.worker.pid())
+          while not ngx.shared.shared:get("go on") do ngx.sleep(0.01) end
+          held:release()
+          while ngx.timer.running_count() > 0 do ngx.sleep(0.01) end
+          return timers - before
+        ]])
+        local pid
+        wait_until(function()
+          pid = tonumber(nginx:content [[ return ngx.shared.shared:get "pid" ]])
+          return pid
+        end, "the waiters")
+        assert.equal(1, connections(pid))
+        nginx:content [[ ngx.shared.shared:set("go on", true) ]]
+        assert.equal("1", wait_done(request).body)
+        wait_until(function() return connections(pid) == 0 end, "the connection to be closed")
+      end)
+    end
+
     it("wakes waiters even where nginx has no timer left for it, and forgets them", function()
       local handle = assert(mine:acquire { "u" })
       local pid = nginx:content [[
@@ -774,6 +826,7 @@ describe("nginx", function()
           assert.is_true(support.now() - released < 0.5)
         end
       end
+      assert.is_nil(nginx:output():find("waiting requests are late", 1, true), nginx:output())
     end)
 
     it("lets requests that hold and wait end when it is told to reload, and its workers quit", function()
@@ -798,6 +851,9 @@ describe("nginx", function()
         for pid in pairs((nginx:workers())) do if before[pid] then return false end end
         return true
       end, "the old workers to quit")
+      wait_until(function()
+        return nginx:content [[ return tostring(ngx.shared.shared:get "begun") .. " " .. tostring(ngx.shared.shared:get "gone") ]] == "2 2"
+      end, "what workers lock when they begin and when they go")
       assert_free("u")
       assert_free("v")
     end)

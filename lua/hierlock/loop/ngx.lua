@@ -40,7 +40,7 @@ local function tie(object, ...)
   local id = tonumber(ffi.cast(uintptr_t, request))
   if not core.tie(object, id) then
     local cleanup = ffi.cast(cleanup_t, ffi.C.hierlock_cleanup_add(request, 0))
-    if cleanup == nil then error("not enough memory", 0) end
+    assert(cleanup ~= nil, "not enough memory")
     cleanup.handler, cleanup.data = core.request(id)
     core.tie(object, id)
   end
@@ -98,7 +98,6 @@ local function listen_now(_, mark)
   if ok then ok, err = socket:connect(address) end
   if ok then ok, err = core.notifier_answer() end
   if ok then ok, err = read(socket) end
-  socket:close()
   if listening ~= mark then return end
   listening = nil
   core.notifier_end()
