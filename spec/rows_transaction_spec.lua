@@ -82,6 +82,22 @@ tables.each(function(self)
       end
     end)
 
+    if not is_mysql then -- which has no rule that only COMMIT looks at
+      it("was not committed where the database refuses its COMMIT, and says so", function()
+        if kind == "sqlite" then query "PRAGMA foreign_keys=ON" end
+        query("CREATE TABLE hierlock_rows_part (product INTEGER REFERENCES %s (id) DEFERRABLE INITIALLY DEFERRED)", PRODUCT)
+        finally(function() query "DROP TABLE hierlock_rows_part" end)
+        local ok, err = db:transaction(function()
+          assert(set(9))
+          query "INSERT INTO hierlock_rows_part VALUES (99)"
+          return true
+        end)
+        assert_fails("store", ok, err)
+        assert.equal(5, value "stock")
+        assert.equal(1, db:transaction(function() return set(6) end))
+      end)
+    end
+
     it("is undone where its coroutine is closed", function()
       if not coroutine.close then return end -- luacheck: ignore 143
       local thread = coroutine.create(function()
