@@ -1,6 +1,6 @@
 -- Which checks belong to which files, for spec/mutants/run.lua: the quick ones first. A file belongs to the first area
 -- whose pattern it matches. A check is `core:TEST` of spec/core, with the name of one of its tests, or a spec file, with a
--- pattern for the titles of its specs.
+-- pattern for the titles of its specs; `luajit:` before it: with LuaJIT, which nginx needs.
 
 local C = { "core:test_core", "core:test_misuse", "core:test_leases", "core:test_waiting", "core:test_crowd", "core:test_sessions",
   "core:test_cancel", "core:test_embedded_store", "core:test_threads" }
@@ -14,13 +14,20 @@ end
 local HOST = with("core:test_embedded", "core:test_embedded_others", "core:test_embedded_file", "core:test_embedded_directory",
   "core:test_embedded_leases", "embedded", "stores on embedded", "update on embedded", "leases on embedded", "fork", "sqlite", "leases on sqlite", "symfony")
 
+-- Only these look at lua-resty-mysql, and at pgmoon in nginx.
+local IN_NGINX = os.getenv "HIERLOCK_DRIVERS" and "luajit:attach_nginx"
+
 local function area(name, files, list) return { name = name, files = files, checks = list } end
 
 return {
   area("core", "^csrc/core/", with("core:test_started", "plan", "dsn", "error", "misuse", "manager", "pending", "extend", "deadlock", "units", "any",
     "stats", "hooks", "fork", "with", "embedded", "update on embedded", "leases on embedded", "leases on postgresql", "core:test_memory")),
+  area("binding", "^csrc/lua/request", { "luajit:nginx on embedded" }),
+  area("binding", "^csrc/lua/notifier", { "loop connection to nginx", "luajit:nginx on embedded" }),
+  area("binding", "^csrc/lua/lease", { "leases on embedded", "finalizer", "stats", "with", "embedded", "leases on sqlite" }),
   area("binding", "^csrc/lua/", { "plan", "dsn", "error", "misuse", "manager", "pending", "extend", "deadlock", "units", "any", "stats", "hooks",
-    "loop", "with", "fork", "finalizer", "embedded", "update on embedded", "leases on embedded", "mysql_connect", "redis" }),
+    "loop", "with", "fork", "finalizer", "prometheus", "embedded", "update on embedded", "leases on embedded", "command_doctor_files",
+    "mysql_connect", "redis" }),
   area("file", "^csrc/stores/embedded/", HOST),
   area("machine", "^csrc/stores/machine/", HOST),
   area("null", "^csrc/stores/null/", { "manager null", "update everything", "misuse", "core:test_memory nothing_leaks_*" }),
@@ -45,8 +52,8 @@ return {
     "core:test_memory nothing_leaks_*" }),
   area("quorum", "^csrc/stores/quorum/", { "core:test_quorum", "quorum_list", "quorum", "update on quorum", "leases on quorum", "quorum_tables",
     "core:test_memory nothing_leaks_*" }),
-  area("attach", "^lua/hierlock/attach", { "attach", "postgresql_attach" }),
-  area("rows", "^lua/hierlock/rows", { "rows", "rows_transaction", "rows_trouble" }),
+  area("attach", "^lua/hierlock/attach", { "attach", "postgresql_attach", IN_NGINX }),
+  area("rows", "^lua/hierlock/rows", { "rows", "rows_transaction", "rows_trouble", IN_NGINX }),
   area("command", "^lua/hierlock/command/lease_tables", { "postgresql_leases" }),
   area("command", "^lua/hierlock/command/examine/mysql", { "command_doctor", "command_ps", "mysql_table" }),
   area("command", "^lua/hierlock/command/examine/postgresql", { "command_doctor_postgresql", "command" }),
@@ -64,5 +71,7 @@ return {
   area("command", "^lua/hierlock/command/top", { "command_top", "command" }),
   area("command", "^lua/hierlock/command/", { "command", "command_leases", "command_ps", "command_kill", "command_run", "command_explain",
     "command_graph", "command_matrix", "command_top", "command_bench", "command_doctor", "command_doctor_files" }),
+  area("lua", "^lua/hierlock/loop/ngx", { "luajit:nginx on embedded" }),
+  area("lua", "^lua/hierlock/loop/", { "loop on embedded", "loop" }),
   area("lua", "^lua/", { "manager", "with", "misuse", "loop", "prometheus", "pending", "stats", "any", "leases on embedded" }),
 }

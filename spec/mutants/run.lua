@@ -162,10 +162,14 @@ end
 local function command_of(check)
   local test, part = check:match("^core:(%S+)%s*(.*)$")
   if test then return ("sh -c 'make -s build/%s/%s LUA=%s && exec build/%s/%s %s'"):format(lua, test, lua, lua, test, part) end
-  local file, filter = check:match("^(%S+)%s*(.*)$")
-  return ("sh -c 'rm -rf %s/specs && mkdir %s/specs && HIERLOCK_SPEC_DIRECTORY=%s/specs exec %s /usr/bin/busted " ..
-    "--no-auto-insulate --helper=spec/support/leftovers.lua --no-keep-going %s spec/%s_spec.lua'"):format(work, work, work,
-    lua, filter ~= "" and '--filter="' .. filter .. '"' or "", file)
+  local first, with, file, filter = "", lua, check:match("^(%S+)%s*(.*)$")
+  if file:find("^luajit:") then
+    first, file = "make -s LUA=luajit all && ", file:sub(#"luajit:" + 1)
+    with = 'env LUA_CPATH="$PWD/build/luajit/?.so;;" HIERLOCK_LUA=luajit luajit'
+  end
+  return ("sh -c '%srm -rf %s/specs && mkdir %s/specs && HIERLOCK_SPEC_DIRECTORY=%s/specs exec %s /usr/bin/busted " ..
+    "--no-auto-insulate --helper=spec/support/leftovers.lua --no-keep-going %s spec/%s_spec.lua'"):format(first, work, work, work,
+    with, filter ~= "" and '--filter="' .. filter .. '"' or "", file)
 end
 
 -- By area and check: how many mutants it has met and found; by check: the seconds that it took when it passed.
