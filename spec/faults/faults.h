@@ -165,9 +165,12 @@ typedef struct lane_area {
 /* Shared by all lanes; main owns it. */
 typedef struct shared_area {
   bool server; /* MySQL, MariaDB, PostgreSQL: an administrator looks what is left there */
-  bool leases; /* SQLite, Redis, Memcached: a lock is a lease, and the holder renews it */
-  pid_t pid;   /* of the main process */
-  /* Where the lanes' directories begin, or the DSN of the server: without a database on one with sessions. */
+  bool leases; /* SQLite, Redis, Memcached, a quorum: a lock is a lease, and the holder renews it */
+  /* The store gives a client's locks away when it does not hear from it for hold_timeout, wherever it stands still. A
+     client of SQLite that stands inside a transaction keeps all others out. */
+  bool silence_ends;
+  pid_t pid; /* of the main process */
+  /* How the lanes' directories, or DSNs, begin: of a server with sessions without a database. */
   char base[512];
   char options[2][64]; /* of the server's DSN, by variant */
   char user[64];       /* of the clients */
@@ -181,10 +184,6 @@ typedef struct shared_area {
 } shared_area;
 
 extern shared_area *shared;
-
-/* Whether the store gives a client's locks away when it does not hear from it for hold_timeout, wherever it stands
-   still. A client of SQLite that stands inside a transaction keeps all others out. */
-static inline bool silence_ends(void) { return shared->server || *shared->options[0]; }
 
 static inline int64_t now_ns(void) {
   struct timespec t;

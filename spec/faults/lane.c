@@ -103,7 +103,7 @@ static void do_stop(tracer *client, const point *p) {
   int64_t began = now_ns(), limit = area->hold_timeout * MS;
   atomic_store(&area->frozen, true);
   give_order(GRAB);
-  if (silence_ends()) {
+  if (shared->silence_ends) {
     if (!peer_had_all(began, began + limit + SOON))
       complain(
           area,
@@ -212,6 +212,21 @@ static void directory_remove(const char *path) {
   (void)rmdir(path);
 }
 
+/* On a store that has only leases: its path or prefix, and that of each store of a quorum, is of this run. */
+static void dsn_of_run(int run) {
+  size_t n = 0;
+  for (const char *at = shared->base; *at && n < sizeof area->dsn;) {
+    size_t part = strcspn(at, ";");
+    bool opens = at == shared->base && at[part]; /* a quorum's strategy */
+    n += (size_t)snprintf(area->dsn + n, sizeof area->dsn - n, "%s%.*s", n ? ";" : "", (int)part,
+                          at);
+    if (!opens && n < sizeof area->dsn)
+      n += (size_t)snprintf(area->dsn + n, sizeof area->dsn - n, "-%d-%d-%d", (int)shared->pid,
+                            lane, run);
+    at += part + (at[part] != 0);
+  }
+}
+
 static void prepare(const point *p, int variant) {
   memset(area->dsn, 0, sizeof *area - offsetof(lane_area, dsn));
   area->mode = p ? p->mode : MODES;
@@ -229,15 +244,12 @@ static void prepare(const point *p, int variant) {
   }
   area->fresh = variant != 0;
   int run = area->fresh ? ++runs : 0;
-  if (*shared->options[0]) { /* Redis, Memcached */
-    (void)snprintf(area->dsn, sizeof area->dsn, "%.200s%sfaults-%d-%d-%d", shared->base,
-                   shared->options[0], (int)shared->pid, lane, run);
+  if (shared->leases) {
+    dsn_of_run(run);
     return;
   }
   (void)snprintf(area->directory, sizeof area->directory, "%.200s-%d-%d", shared->base, lane, run);
-  (void)snprintf(area->dsn, sizeof area->dsn, shared->leases ? "sqlite:%s/db" : "file:%s",
-                 area->directory);
-  if (shared->leases) (void)mkdir(area->directory, 0700);
+  (void)snprintf(area->dsn, sizeof area->dsn, "file:%s", area->directory);
 }
 
 /* Shows where a client that hangs is, and ends it. */
@@ -297,7 +309,7 @@ void lane_run(const point *p, int variant, census *found) {
   if (!rests) exit(0); /* the lane needs a peer; its violation is counted */
   if (area->fresh && *area->directory)
     directory_remove(area->directory);
-  else if (area->dirty)
+  else if (area->dirty && *area->directory)
     files_remove(area->directory, "tmp-"); /* a sweep spares young ones */
   if (p) (void)atomic_fetch_add(&shared->done[p->mode], 1u);
   if (p && !client.passed) (void)atomic_fetch_add(&shared->missed, 1u);
@@ -350,7 +362,7 @@ void lane_close(void) {
   char path[256];
   give_order(QUIT);
   while (waitpid(peer, NULL, 0) < 0 && errno == EINTR) {}
-  if (shared->server || *shared->options[0]) return;
+  if (shared->server || shared->leases) return;
   (void)snprintf(path, sizeof path, "%.200s-%d-0", shared->base, lane);
   directory_remove(path);
 }

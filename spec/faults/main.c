@@ -238,14 +238,15 @@ static int usage(void) {
 static bool dsn_take(const char *text) {
   hl_dsn dsn;
   const server_kind *kind = server_kind_of(text);
-  shared->server = kind != NULL;
+  shared->server = shared->silence_ends = kind != NULL;
   shared->leases = !shared->server && strncmp(text, "file:", 5) != 0;
   if (!shared->server) {
-    bool path = !shared->leases || strncmp(text, "sqlite:", 7) == 0;
-    (void)snprintf(shared->base, sizeof shared->base, "%s", path ? strchr(text, ':') + 1 : text);
-    if (!path)
-      (void)snprintf(shared->options[0], sizeof shared->options[0],
-                     "%sprefix=", strchr(text, '?') ? "&" : "?");
+    bool served = shared->leases && !strstr(text, "sqlite:");
+    shared->silence_ends = served;
+    (void)snprintf(shared->base, sizeof shared->base, "%s%s", text + (shared->leases ? 0 : 5),
+                   !served             ? ""
+                   : strchr(text, '?') ? "&prefix=faults"
+                                       : "?prefix=faults");
     return true;
   }
   if (!admin || !server_dsn(kind, text, &dsn)) return false;
