@@ -79,7 +79,7 @@ static const char *const stage_names[STAGES] = {
 #define MAY_FAIL (MAY(HL_ECONNECTION) | MAY(HL_ESTORE) | MAY(HL_ENOMEM) | MAY(HL_BUSY))
 /* What only a lease may come to: its time was up when the client went on; or the store has not said
    whether it is there. */
-#define LEASES_MAY(statuses) (shared->leases ? (statuses) : 0)
+#define LEASES_MAY(statuses) (shared->leases || shared->with_leases ? (statuses) : 0)
 
 /* True: it succeeded. */
 static bool came_to(stage s, int status, const hl_error *error, unsigned may) {
@@ -186,6 +186,15 @@ static hl_lock *renew_and_hand_over(holding **h, hl_lock *lock) {
   hl_error error;
   hl_lock *imported = NULL;
   char *text = NULL;
+  if (shared->with_leases) {
+    hl_options lease = HL_OPTIONS_INIT;
+    lease.ttl = area->mode == KILL || area->mode == STOP ? LEASE_MS : LONG_LEASE_MS;
+    stage_is(EXTEND);
+    int made = hl_lock_to_lease(lock, &lease, &error);
+    stage_is(BETWEEN);
+    if (!came_to(EXTEND, made, &error, MAY_FAIL | MAY(HL_ELOST))) return lock;
+    hold(*h, lock, HOLD_BOTH);
+  }
   options.timeout = TIMEOUT_MS;
   stage_is(CHECK);
   int status = hl_lock_check(lock, &error);
@@ -194,7 +203,7 @@ static hl_lock *renew_and_hand_over(holding **h, hl_lock *lock) {
   stage_is(EXTEND);
   status = hl_lock_refresh(lock, 0, &error);
   stage_is(BETWEEN);
-  (void)came_to(EXTEND, status, &error, MAY_FAIL | MAY(HL_ELOST));
+  (void)came_to(EXTEND, status, &error, MAY_FAIL | MAY(HL_ELOST) | MAY(HL_TIMEOUT));
   hold(*h, lock, HOLD_BOTH);
   stage_is(EXTEND);
   status = hl_lock_export(lock, &text, &error);
@@ -308,7 +317,7 @@ static void script(void) {
   hl_lock *lock = acquired(ACQUIRE, R1, &h);
   if (lock) {
     hold(h, lock, HOLD);
-    if (shared->leases)
+    if (shared->leases || shared->with_leases)
       lock = renew_and_hand_over(&h, lock);
     else
       check_and_extend(h, lock);

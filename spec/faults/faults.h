@@ -166,13 +166,14 @@ typedef struct lane_area {
 typedef struct shared_area {
   bool server; /* MySQL, MariaDB, PostgreSQL: an administrator looks what is left there */
   bool leases; /* SQLite, Redis, Memcached, a quorum: a lock is a lease, and the holder renews it */
+  bool with_leases; /* on another store: the client makes its first lock a lease */
   /* The store gives a client's locks away when it does not hear from it for hold_timeout, wherever it stands still. A
      client of SQLite that stands inside a transaction keeps all others out. */
   bool silence_ends;
   pid_t pid; /* of the main process */
   /* How the lanes' directories, or DSNs, begin: of a server with sessions without a database. */
   char base[512];
-  char options[2][64]; /* of the server's DSN, by variant */
+  char options[2][96]; /* of the server's DSN, by variant */
   char user[64];       /* of the clients */
   uint64_t seed;
   int lanes;
@@ -275,6 +276,7 @@ int server_transactions(void);
 enum {
   BUCKETS = 997
 };
+#define TABLE "hierlock_faults" /* where there is a table of buckets */
 /* The numbers are of the main process and the lane. */
 #define DATABASE "hierlock_faults_%d_%d"
 

@@ -229,9 +229,11 @@ static void summary(int64_t began) {
 /* ----------------------------------------------------------------- the options */
 
 static int usage(void) {
-  (void)fprintf(stderr, "usage: faults DSN [--admin=DSN] [--seconds=N] [--seed=N] [--lanes=N] "
-                        "[--modes=kill,stop,fail] [--errno=NAME] [--only=POINT]\n"
-                        "without --seconds: every point\n");
+  (void)fprintf(
+      stderr,
+      "usage: faults DSN [--admin=DSN] [--seconds=N] [--seed=N] [--lanes=N] "
+      "[--modes=kill,stop,fail] [--errno=NAME] [--only=POINT] [--leases=yes]\n"
+      "without --seconds: every point; --leases: the client makes a session lock a lease\n");
   return 2;
 }
 
@@ -253,10 +255,11 @@ static bool dsn_take(const char *text) {
   (void)snprintf(shared->user, sizeof shared->user, "%s", dsn.user);
   (void)snprintf(shared->base, sizeof shared->base, "%s://%s:%s@%s:%u/", kind->name, dsn.user,
                  dsn.password, dsn.host, dsn.port);
-  (void)snprintf(shared->options[0], sizeof shared->options[0], "?%s&connect_timeout=%d",
-                 kind->plain, (int)(SOON / S));
-  (void)snprintf(shared->options[1], sizeof shared->options[1], "?%s&connect_timeout=%d",
-                 kind->secure, (int)(SOON / S));
+  const char *table = kind->buckets ? "&table=" TABLE : "";
+  (void)snprintf(shared->options[0], sizeof shared->options[0], "?%s&connect_timeout=%d%s",
+                 kind->plain, (int)(SOON / S), table);
+  (void)snprintf(shared->options[1], sizeof shared->options[1], "?%s&connect_timeout=%d%s",
+                 kind->secure, (int)(SOON / S), table);
   hl_dsn_dispose(&dsn);
   return true;
 }
@@ -274,7 +277,9 @@ int main(int argc, char **argv) {
     const char *value = strchr(argv[i], '=');
     if (!value) return usage();
     value++;
-    if (strncmp(argv[i], "--admin=", 8) == 0)
+    if (strcmp(argv[i], "--leases=yes") == 0)
+      shared->with_leases = true;
+    else if (strncmp(argv[i], "--admin=", 8) == 0)
       admin = value;
     else if (strncmp(argv[i], "--seconds=", 10) == 0)
       seconds = atoll(value);

@@ -43,7 +43,8 @@ void server_provision(const char *admin, int lane) {
   hl_dsn clients = clients_of(lane, shared->user, name);
   must(sql_all(kind, administrator, &clients, kind->database_make));
   sql *inside = log_in(admin, name);
-  must(kind->provision(inside, name, "hier_lock_buckets", BUCKETS, shared->seed % 2, false, NULL));
+  must(kind->provision(inside, name, TABLE, BUCKETS, shared->seed % 2, shared->with_leases,
+                       shared->user));
   kind->close(inside);
 }
 
