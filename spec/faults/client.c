@@ -87,7 +87,8 @@ static bool came_to(stage s, int status, const hl_error *error, unsigned may) {
   area->failed[s]++;
   /* To stand still costs nothing on the embedded store, and a call that was only interrupted
      goes on. On a busy machine a call with a short limit of its own may fail, too. */
-  bool excused = shared->silence_ends && (area->mode == STOP || s == LOOK);
+  bool limited = s == LOOK || (LEASES_MAY(true) && (s == CHECK || s == EXTEND));
+  bool excused = shared->silence_ends && (area->mode == STOP || limited);
   if (disturbed() && area->mode == FAIL && area->failure != EINTR) excused = true;
   if (!excused || !(may & MAY(status)) || status != error->status || !error->message[0])
     complain(area, "%s came to %s (%s)", stage_names[s], hl_status_name(status), error->message);
