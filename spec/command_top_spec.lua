@@ -156,6 +156,8 @@ describe("top on a terminal", function()
 
   it("fills the terminal, whatever its size, and no more", function()
     open_terminal(40, 10)
+    local written = os.getenv "HIERLOCK_SPEC_DIRECTORY" .. "-written"
+    tmux("pipe-pane", "cat >" .. quoted(written))
     for i = 1, 30 do hold { "u" .. i, "\27[2Ja\n", "r" } end
     starts_top(dsn)
     local lines = {}
@@ -163,6 +165,17 @@ describe("top on a terminal", function()
     assert.equal(10, #lines)
     assert.matches("^file:", lines[1])
     assert.matches("^q quit", lines[10])
+    support.wait_until(function()
+      local file, headings = io.open(written), 0
+      for heading in (file and file:read "*a" or ""):gmatch "\27%[7m(.-)\27%[0m" do
+        assert.equal(40, #heading)
+        headings = headings + 1
+      end
+      if file then file:close() end
+      return headings > 0
+    end, "a heading")
+    tmux "pipe-pane"
+    os.remove(written)
     tmux("resize-window", "-x", "100", "-y", "30")
     shows "sorted by longest waits"
     support.wait_until(function() return select(2, screen():gsub("%%1B[[]2Ja%%0A/r", "")) > 15 end, "a full screen: " .. screen())

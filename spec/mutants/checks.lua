@@ -68,6 +68,7 @@ return {
   area("command", "^lua/hierlock/command/provision", { "command", "command_doctor", "command_leases" }),
   area("command", "^lua/hierlock/command/ps", { "command_ps", "command_many", "command" }),
   area("command", "^lua/hierlock/command/run", { "command_run", "command" }),
+  area("command", "^lua/hierlock/command/screen", { "command_top" }),
   area("command", "^lua/hierlock/command/top", { "command_top", "command" }),
   area("command", "^lua/hierlock/command/", { "command", "command_leases", "command_ps", "command_kill", "command_run", "command_explain",
     "command_graph", "command_matrix", "command_top", "command_bench", "command_doctor", "command_doctor_files" }),
