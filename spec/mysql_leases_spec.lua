@@ -373,6 +373,22 @@ support.each_server(function(server)
       for _, peer in ipairs(peers) do assert.is_true(peer:result()) end
       for _, peer in ipairs(peers) do peer:release "lock" end
     end)
+
+    it("go on where the server takes a second and a half for an answer", function()
+      local lease = assert(manager:acquire({ "u1" }, { ttl = LONG }))
+      local between = proxy.open(store)
+      finally(function() between.close() end)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      peer:acquire("lock", "acquire", R1, { timeout = 30 })
+      support.wait_until(function() -- and asks again and again from then on
+        uv.run "nowait"
+        return store.waiting(R1) == 1
+      end, "the waiter")
+      support.sleep(1.5) -- the proxy stands still meanwhile
+      assert(lease:release { confirm = true })
+      assert.is_true(peer:result())
+      peer:release "lock"
+    end)
   end)
 
   it("whose bucket row is missing is refused with that, on a new connection, too", function()

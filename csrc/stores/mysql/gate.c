@@ -25,8 +25,11 @@
 /* The pause between two polls. */
 #define POLL_MIN_US 1000
 #define POLL_MAX_US 25000
-/* A poll or a deletion takes a round trip. If it takes longer than this, the server hangs. */
-#define POLL_MS 1000
+/* If the answer to a question of a waiter takes longer than this, the server hangs. A busy server,
+   as with hundreds of waiters, may take seconds. */
+#define POLL_MS 10000
+/* The same where other callers wait for a deletion, or for the rows that the caller holds. */
+#define ASIDE_MS 1000
 /* A waiter waits this long for a lead, and then polls: the lead's owner may have been stopped. */
 #define LEAD_NET_SECONDS 15
 /* A poll asks for so many rows at once; more rows need several questions. */
@@ -37,10 +40,14 @@
    many. */
 #define SWEEP_PART 32u
 
-/* `limit`: when the caller must have its answer. */
-static int64_t answer_by(int64_t limit) {
-  int64_t usual = hl__now_ms() + POLL_MS;
+/* ms from now, or `limit`: when the caller must have its answer. */
+static int64_t answer_by(int64_t ms, int64_t limit) {
+  int64_t usual = hl__now_ms() + ms;
   return usual < limit ? usual : limit;
+}
+
+static int64_t poll_by(int64_t deadline) {
+  return answer_by(POLL_MS, hl__late_answer_by(deadline));
 }
 
 int64_t hl__mysql_gate(const hl__mysql_session *session, const hl_request *request) {
@@ -106,7 +113,7 @@ static void aside_give(hl__mysql_store *store, hl__mysql_session *session, bool 
 static int expired_delete(hl__mysql_store *store, const finding *found, int64_t limit, bool *gone,
                           hl_error *error) {
   hl__mysql_session *aside;
-  int64_t deadline = answer_by(limit);
+  int64_t deadline = answer_by(ASIDE_MS, limit);
   int status = aside_take(store, deadline, &aside, error);
   if (status) return status;
   for (unsigned i = 0; i < found->expired_n && status == HL_OK; i++) {
@@ -118,7 +125,7 @@ static int expired_delete(hl__mysql_store *store, const finding *found, int64_t 
                         "l.id=0x%s%s",
                         store->leases, store->rows, id,
                         strcmp(id, found->former) == 0 ? "" : " AND l.till<=UTC_TIMESTAMP(6)");
-    aside->patience = answer_by(limit);
+    aside->patience = answer_by(ASIDE_MS, limit);
     status = hl__mysql_commands(aside, sql, (size_t)size, 1, &deleted, error);
     if (deleted > 0) *gone = true;
   }
@@ -139,7 +146,7 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate, int64_t limit) {
     first = (gate * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES;
     last = ((gate + 1) * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES - 1;
   }
-  if (aside_take(store, answer_by(limit), &aside, NULL)) return;
+  if (aside_take(store, answer_by(ASIDE_MS, limit), &aside, NULL)) return;
   int size =
       snprintf(sql, sizeof sql,
                "BEGIN;SET @hierlock_gate=(SELECT g FROM %s WHERE g=%u FOR UPDATE SKIP LOCKED);"
@@ -147,7 +154,7 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate, int64_t limit) {
                "r.level=0 AND r.bucket BETWEEN %llu AND %llu);COMMIT",
                store->gate, (unsigned)gate, store->gate, store->rows, (unsigned long long)first,
                (unsigned long long)last);
-  aside->patience = answer_by(limit);
+  aside->patience = answer_by(ASIDE_MS, limit);
   int status = hl__mysql_commands(aside, sql, (size_t)size, 4, affected, NULL);
   aside_give(store, aside, status == HL_OK);
 }
@@ -212,7 +219,7 @@ static int conflicts_find(hl__mysql_session *session, const hl_request *request,
     }
     hl__mysql_put_conflicts(&t, rows + done, some);
     hl__text_put(&t, " LIMIT 64");
-    session->patience = answer_by(hl__late_answer_by(request->deadline));
+    session->patience = poll_by(request->deadline);
     status = hl__mysql_query(session, t.data, t.used, &result, error);
     free(t.data);
     while (status == HL_OK && (row = hl__mysql_row(result, 5)))
@@ -258,14 +265,14 @@ static int lead_ask(hl__mysql_session *session, hl__text *t, int said[2], hl_err
   return status;
 }
 
-static int lead_leave(hl__mysql_session *session, lead *self, hl_error *error) {
+static int lead_leave(hl__mysql_session *session, int64_t deadline, lead *self, hl_error *error) {
   hl__text t;
   int none[2];
   if (!hl__text_new(&t, LEAD_NAME_ROOM + 64)) return hl__error_memory(error);
   hl__text_put(&t, "SELECT RELEASE_LOCK(");
   put_lead_name(&t, session, &self->row);
   hl__text_put(&t, "),1");
-  session->patience = hl__now_ms() + POLL_MS;
+  session->patience = poll_by(deadline);
   self->ours = false;
   return lead_ask(session, &t, none, error) == HL_OK
              ? HL_OK
@@ -294,7 +301,7 @@ static int lead_await(hl__mysql_session *session, int64_t deadline, lead *self, 
     return HL_OK;
   }
   /* The statement may have ended just when the lead was ours. */
-  if (status != HL_ECONNECTION && lead_leave(session, self, error)) return HL_ECONNECTION;
+  if (status != HL_ECONNECTION && lead_leave(session, deadline, self, error)) return HL_ECONNECTION;
   if (status == HL_TIMEOUT) return HL_OK;
   if (status && error) *error = reason;
   return status;
@@ -315,22 +322,23 @@ static void pause_us(hl__mysql_session *session, int64_t us) {
   hl__server_wait_end(session->store->config);
 }
 
-static int waiting_show(hl__mysql_session *session, bool waiting, hl_error *error) {
+static int waiting_show(hl__mysql_session *session, int64_t deadline, bool waiting,
+                        hl_error *error) {
   hl__text t;
   uint64_t none;
   if (!hl__text_new(&t, 64 + 2 * HL__TAG_MAX)) return hl__error_memory(error);
   hl__mysql_put_waiting(&t, session, waiting);
-  session->patience = hl__now_ms() + POLL_MS;
+  session->patience = poll_by(deadline);
   int status = hl__mysql_commands(session, t.data, t.used, 1, &none, error);
   free(t.data);
   return status;
 }
 
 /* Draws a token after a wait: the lease may have drawn a higher one meanwhile. */
-static int token_redraw(hl__mysql_session *session, hl_error *error) {
+static int token_redraw(hl__mysql_session *session, int64_t deadline, hl_error *error) {
   static const char sql[] = "SELECT UUID_SHORT()";
   MYSQL_RES *result;
-  session->patience = hl__now_ms() + POLL_MS;
+  session->patience = poll_by(deadline);
   int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
   if (status) return status;
   MYSQL_ROW row = hl__mysql_row(result, 1);
@@ -360,8 +368,10 @@ static int poll_until_free(hl__mysql_session *session, const hl_request *request
     finding found;
     int64_t asked = hl__boot_ms();
     int status = conflicts_find(session, request, &found, error);
-    if (status == HL_OK && !found.blocked && shown) status = waiting_show(session, false, error);
-    if (status == HL_OK && !found.blocked && turn > 0) status = token_redraw(session, error);
+    if (status == HL_OK && !found.blocked && shown)
+      status = waiting_show(session, request->deadline, false, error);
+    if (status == HL_OK && !found.blocked && turn > 0)
+      status = token_redraw(session, request->deadline, error);
     if (status) return status;
     *sent = asked;
     if (!found.blocked) return HL_OK;
@@ -381,11 +391,11 @@ static int poll_until_free(hl__mysql_session *session, const hl_request *request
     }
     if (hl__left_ms(request->deadline) == 0) return blocked_error(row, error);
     if (found.update) return HL__BEHIND_UPDATE;
-    if (!shown) status = waiting_show(session, true, error);
+    if (!shown) status = waiting_show(session, request->deadline, true, error);
     shown = true;
     /* The lease of this lead is gone, and another lease is in the way. */
     if (status == HL_OK && rung->ours && hl__row_compare(&rung->row, row) != 0)
-      status = lead_leave(session, rung, error);
+      status = lead_leave(session, request->deadline, rung, error);
     if (status) return status;
     if (!rung->ours && found.row < request->n && row->mode == HL_SHARED) {
       rung->row = *row;
@@ -406,7 +416,8 @@ int hl__mysql_leases_await(hl__mysql_session *session, const hl_request *request
                            hl_error *error) {
   lead rung = {.ours = false};
   int status = poll_until_free(session, request, &rung, sent, error);
-  if (rung.ours && status != HL_ECONNECTION && lead_leave(session, &rung, error) != HL_OK)
+  if (rung.ours && status != HL_ECONNECTION &&
+      lead_leave(session, request->deadline, &rung, error) != HL_OK)
     status = HL_ECONNECTION;
   if (status) return status;
   int64_t gate = hl__mysql_gate(session, request);
