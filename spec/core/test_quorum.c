@@ -82,9 +82,10 @@ static gate retries;          /* before a later one there; gated-b waits for tha
 static gate answers;          /* the next drop there is carried out; its answer does not come */
 static gate adopts;           /* before a grant of gated-a is refreshed for a caller that waits */
 static atomic_bool mute;      /* a lease is refreshed at gated-..., without an answer */
-static atomic_uint tried;     /* so often a lease was asked for at gated-c */
+static atomic_uint tried[2];  /* so often a lease was asked for at gated-b, and at gated-c */
 static atomic_bool backed;    /* gated-b was told to drop a lease, */
-static atomic_bool in_order;  /* and was so before gated-c was asked for one the second time */
+static atomic_bool in_order;  /* before gated-c was asked for one the second time */
+static atomic_bool severed;   /* no answer to such a drop comes */
 
 static atomic_bool hangs;              /* the next look is not answered in time */
 static hl_session *_Atomic unanswered; /* on which that was: the answer may still come */
@@ -136,7 +137,9 @@ static int gated_take(hl_session *session, const hl_request *request, hl_grant *
   } else if (atomic_load(&refuses)) {
     atomic_fetch_add(&asked, 1u);
     return hl__error(error, HL_ESTORE, "it refuses");
-  } else if (session->store == atomic_load(&at_c) && atomic_fetch_add(&tried, 1u) == 1) {
+  } else if (session->store == atomic_load(&at_b)) {
+    atomic_fetch_add(&tried[0], 1u);
+  } else if (session->store == atomic_load(&at_c) && atomic_fetch_add(&tried[1], 1u) == 1) {
     atomic_store(&in_order, atomic_load(&backed));
   }
   return hl_store_file.take(session, request, grant, error);
@@ -186,9 +189,10 @@ static int gated_adopt(hl_session *session, const hl_request *request, hl_grant 
 static int lease_drop(hl_session *session, const hl_lease_terms *terms, bool confirm,
                       int64_t deadline, hl_error *error) {
   if (session->store == atomic_load(&at_b)) {
-    atomic_store(&backed, true);
     while (atomic_load(&retries.shut) && !atomic_load(&retries.reached)) sleep_ms(1);
-    return file_drop(session, terms, confirm, deadline, error);
+    int status = file_drop(session, terms, confirm, deadline, error);
+    atomic_store(&backed, true);
+    return atomic_load(&severed) ? hl__error(error, HL_ECONNECTION, "it is cut off") : status;
   }
   if (atomic_exchange(&full, false)) return hl__error(error, HL_ESTORE, "too many open files");
   (void)gate_pass(&retries);
@@ -778,6 +782,25 @@ static void a_release_is_not_lost_while_an_earlier_drop_is_not_answered(void **s
   WAIT_UNTIL(atomic_load(&left) == 0);
 }
 
+/* Else the released lease could refuse the next try on the session. */
+static void a_release_without_confirmation_is_waited_for_a_while(void **state) {
+  opened quorum;
+  hl_error error;
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "a gated-b gated-c", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms first = lease_named("first");
+  assert_int_equal(take(session, &first), HL_OK);
+  gate_close(&retries);
+  assert_int_equal(quorum.store->leases->drop(session, &first, false, 0, &error), HL_OK);
+  assert_int_equal(ops->settle(session, hl__now_ms() + PATIENCE_MS, &error), HL_OK);
+  gate_open(&retries);
+  WAIT_UNTIL(records("a", false) + records("gated-b", false) + records("gated-c", false) == 0);
+  ops->session_close(session);
+  close_quorum(&quorum);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+}
+
 /* ------------------------------------------------------- what a caller has while it waits */
 
 /* A program waits for another, which has the lock at two of three members: at all but `where`. */
@@ -802,15 +825,19 @@ static void meeting_begin(meeting *self, const char *where, int64_t ttl) {
   empty(where);
   assert_int_equal(open_quorum(&self->waiter.quorum, list, &error), HL_OK);
   self->waiter.session = session_new(self->waiter.quorum.store);
-  atomic_store(&tried, 0u);
+  for (int i = 0; i < 2; i++) atomic_store(&tried[i], 0u);
   atomic_store(&backed, false);
   assert_int_equal(pthread_create(&self->thread, NULL, take_beside, &self->waiter), 0);
 }
 
-static void meeting_end(meeting *self) {
+/* The waiter has the lock from now on. */
+static void meeting_passes(meeting *self) {
   drop(self->session, &self->terms);
   assert_int_equal(pthread_join(self->thread, NULL), 0);
   assert_int_equal(self->waiter.status, HL_OK);
+}
+
+static void meeting_end(meeting *self) {
   drop(self->waiter.session, &self->waiter.terms);
   ops->session_close(self->waiter.session);
   ops->session_close(self->session);
@@ -826,10 +853,28 @@ static void a_caller_that_waits_for_a_member_has_no_later_one(void **state) {
   for (int i = 0; i < TRIES && !atomic_load(&in_order); i++) {
     meeting self;
     meeting_begin(&self, "gated-b", LONG_MS);
-    WAIT_UNTIL(atomic_load(&tried) >= 2);
+    WAIT_UNTIL(atomic_load(&tried[1]) >= 2);
+    meeting_passes(&self);
     meeting_end(&self);
   }
   assert_true(atomic_load(&in_order));
+}
+
+/* b may carry the drop out still, and would end what it has granted meanwhile: while the caller waits,
+   or after it, to heal the lease. */
+static void a_member_that_has_not_answered_a_drop_grants_the_lease_no_more(void **state) {
+  meeting self;
+  (void)state;
+  atomic_store(&severed, true);
+  meeting_begin(&self, "gated-b", LONG_MS);
+  WAIT_UNTIL(atomic_load(&backed));
+  unsigned enough = atomic_load(&tried[1]) + 2;
+  WAIT_UNTIL(atomic_load(&tried[1]) >= enough);
+  meeting_passes(&self);
+  sleep_ms(STAYS_MS);
+  assert_int_equal(atomic_load(&tried[0]), 1);
+  atomic_store(&severed, false);
+  meeting_end(&self);
 }
 
 /* a does not answer in time, and its thread has the question still. */
@@ -841,6 +886,7 @@ static void a_grant_that_is_not_refreshed_in_time_is_given_back(void **state) {
   WAIT_UNTIL(atomic_load(&adopts.reached));
   WAIT_UNTIL(records("gated-a", false) == 0);
   gate_open(&adopts);
+  meeting_passes(&self);
   meeting_end(&self);
   assert_int_equal(records("gated-a", false), 0);
 }
@@ -1064,8 +1110,10 @@ int main(int argc, char **argv) {
       TEST(a_lease_is_healed_for_no_longer_than_a_quorum_has_it),
       TEST(a_release_is_not_lost_while_a_member_is_asked_again),
       TEST(a_release_is_not_lost_while_an_earlier_drop_is_not_answered),
+      TEST(a_release_without_confirmation_is_waited_for_a_while),
       TEST(a_lease_is_healed_for_no_longer_than_a_refresh_that_is_not_answered),
       TEST(a_caller_that_waits_for_a_member_has_no_later_one),
+      TEST(a_member_that_has_not_answered_a_drop_grants_the_lease_no_more),
       TEST(a_grant_that_is_not_refreshed_in_time_is_given_back),
       TEST(a_session_whose_look_was_not_answered_is_closed),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
