@@ -1,6 +1,7 @@
 /*
  * test_core.c - the core without Lua: layouts, plans, DSNs, errors, and forked children. Also
- * managers and locks on the stores file: and null:, as a program in C uses them.
+ * managers and locks on the stores file: and null:, as a program in C uses them; and what MySQL's
+ * does with signals.
  */
 #include "clock.h"
 #include "dsn.h"
@@ -16,6 +17,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -992,6 +994,31 @@ static void a_record_is_judged_for_all_stores(void **state) {
   }
 }
 
+/* A thread that waits for a signal has it blocked, perhaps pending. The signals of a connection that
+   has ended go, and none that was there before. No server is at that port. */
+static void a_connection_leaves_the_signals_of_the_program(void **state) {
+  static const hl_store_ops *const stores[] = {&hl_store_mysql, NULL};
+  static const struct timespec at_once = {0, 0};
+  sigset_t pipe, usual, now;
+  hl_config config = HL_CONFIG_INIT;
+  (void)state;
+  config.dsn = "mysql://u@127.0.0.1:1/d";
+  config.stores = stores;
+  assert_int_equal(sigemptyset(&pipe) | sigaddset(&pipe, SIGPIPE), 0);
+  for (int blocked = 0; blocked < 2; blocked++) { /* the first time the library begins, too */
+    hl_manager *manager = NULL;
+    assert_int_equal(pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &pipe, &usual), 0);
+    if (blocked) assert_int_equal(raise(SIGPIPE), 0);
+    assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_ECONNECTION);
+    assert_int_equal(sigpending(&now), 0);
+    assert_int_equal(sigismember(&now, SIGPIPE), blocked);
+    assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &now), 0);
+    assert_int_equal(sigismember(&now, SIGPIPE), blocked);
+    if (blocked) assert_int_equal(sigtimedwait(&pipe, NULL, &at_once), SIGPIPE);
+    assert_int_equal(pthread_sigmask(SIG_SETMASK, &usual, NULL), 0);
+  }
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layout_hashes_as_in_the_contract),
@@ -1025,6 +1052,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(sums_of_times_saturate),
       cmocka_unit_test(what_is_left_is_never_too_long),
       cmocka_unit_test(a_record_is_judged_for_all_stores),
+      cmocka_unit_test(a_connection_leaves_the_signals_of_the_program),
       cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -539,6 +539,40 @@ static void revoked_meanwhile(hl_manager *manager) {
   hl_plan_free(plan);
 }
 
+/* The first of two plans is locked, and keeps a third program out. */
+static void first_of_several(hl_manager *manager, bool excludes) {
+  int seen = 0;
+  hl_error error;
+  hl_lock *lock = NULL, *none = NULL;
+  hl_pending *pending = NULL, *vain = NULL;
+  hl_options options = HL_OPTIONS_INIT;
+  hl_plan *one = plan_of(manager, "u4", "a4", 0, HL_EXCLUSIVE);
+  hl_plan *two = plan_of(manager, "u5", "a5", 2, HL_EXCLUSIVE);
+  const hl_plan *const both[] = {one, two};
+  options.timeout = SOON_MS;
+  assert_int_equal(hl_start_any(manager, both, 2, &options, &pending, &error), HL_OK);
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &lock, &error), HL_OK);
+  hl_pending_free(pending);
+  options.timeout = 0;
+  const hl_plan *const same[] = {hl_lock_plan(lock)};
+  assert_int_equal(hl_start_any(manager, same, 1, &options, &vain, &error), HL_OK);
+  assert_true((hl_pending_wait(vain, SOON_MS, &none, &error) != HL_OK) == excludes);
+  (void)hl_pending_holders(vain, holder_seen, &seen, &error);
+  hl_pending_free(vain);
+  give_back(none);
+  (void)hl_manager_blockers(manager, same[0], holder_seen, &seen, &error);
+  pending = NULL; /* only session locks grow */
+  if (hl_lock_start_extend(lock, two, &options, &pending, &error) == HL_OK)
+    assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, &error), HL_OK);
+  hl_pending_free(pending);
+  assert_int_equal(hl_lock_start_release(lock, &pending, &error), HL_OK);
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, &error), HL_OK);
+  hl_pending_free(pending);
+  hl_lock_free(lock);
+  hl_plan_free(one);
+  hl_plan_free(two);
+}
+
 /* Threads of a closed manager may still free something. How many blocks there are when none has
    come or gone for a while. */
 static long blocks_settled(void) {
@@ -563,6 +597,7 @@ static void leaks_nothing(const char *dsn_or_stem, bool numbered) {
     hl_manager *opened = open_manager(dsn);
     assert_non_null(opened);
     if (!grants_all(dsn)) revoked_meanwhile(opened);
+    first_of_several(opened, !grants_all(dsn));
     program(dsn);
     hl_manager_close(opened);
     if (i > 1 && within(i < 7 ? MOMENT_MS : SOON_MS, blocks_freed, NULL)) return;

@@ -71,7 +71,6 @@ hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
 void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows, hl__quorum_rows *shown) {
   if (rows) {
     rows->references++;
-    hl__rows_unref(ask->rows);
     ask->rows = rows;
   }
   if (shown) {

@@ -245,7 +245,7 @@ HL__MUTEX_FUNCTIONS(hl__quorum_mutex, hl__quorum_store, mutex, hl__quorum_mutex)
 hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
                             hl__quorum_lease *lease, hl__quorum_query *query,
                             hl__quorum_session *listener) HL__REQUIRES(hl__quorum_mutex);
-/* Asks for these rows instead of the lease's; NULL: does not change them. */
+/* Asks for these rows instead of the lease's, once; NULL: does not change them. */
 void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows, hl__quorum_rows *shown)
     HL__REQUIRES(hl__quorum_mutex);
 /* Asks it. */
