@@ -47,6 +47,18 @@ describe("the command line of run", function()
     assert.equal("", said.out)
   end)
 
+  it("tells what this user may not use by 77", function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    local directory = assert(uv.fs_mkdtemp "/dev/shm/hierlock-spec-XXXXXX")
+    finally(function() os.execute("rm -rf " .. directory) end)
+    for _, dsn in ipairs { "file:" .. directory, "file:" .. directory .. "/d", "sqlite:" .. directory .. "/db" } do
+      local pipe = assert(io.popen(("HIERLOCK_DSN=%s setpriv --reuid=65534 --clear-groups %s lua/hierlock/command/main.lua run u1 -- echo ran 2>&1; echo =$?")
+        :format(dsn, program.interpreter)))
+      assert.matches("^hierlock: %C+\n=77\n$", pipe:read "*a")
+      pipe:close()
+    end
+  end)
+
   it("keeps $HIERLOCK_DSN from the command, and leaves what takes its store from there no other", function()
     local show = [[echo "<$HIERLOCK_DSN>"; "$@"; echo =$?]]
     local said = assert_status(0, run("null:", "run", "u1", "--", "sh", "-c", show, "sh", program.interpreter,

@@ -126,7 +126,8 @@ local ok, status, err = xpcall(function() return named.run(arguments) end, trace
 if not ok then leave(status == INTERRUPTED and status or SOFTWARE, status ~= INTERRUPTED and status or nil) end
 if not status then
   local refused = err.code == "connection" and not err.retryable or DENIED[err.errno] or DENIED[err.sqlstate] or
-    err.message:find "NOPERM" -- Redis
+    err.message:find "NOPERM" or -- Redis
+    err.message:find "Permission denied" or err.message:find "closed to user" -- files
   leave(refused and NO_PERMISSION or STATUS[err.code] or SOFTWARE, err.message)
 end
 leave(status)
