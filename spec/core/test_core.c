@@ -3,6 +3,7 @@
  * managers and locks on the stores file: and null:, as a program in C uses them; and what MySQL's
  * does with signals.
  */
+#include "agent.h"
 #include "clock.h"
 #include "dsn.h"
 #include "hierlock.h"
@@ -836,6 +837,29 @@ static void a_forked_child_has_no_lock_of_its_parents(void **state) {
   hl_manager_close(manager);
 }
 
+/* What a store is told of a waiter: the children of one process have as many forks before them. */
+static void each_forked_child_is_another_agent(void **state) {
+  (void)state;
+  hl_agent *agent = hl_agent_new();
+  uint64_t numbers[3] = {hl__agent_number(agent)};
+  int ends[2];
+  assert_non_null(agent);
+  assert_int_equal(pipe(ends), 0);
+  for (int i = 1; i < 3; i++) {
+    pid_t pid = fork();
+    if (pid == 0) {
+      uint64_t number = hl__agent_number(agent);
+      _exit(write(ends[1], &number, sizeof number) == sizeof number ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(read(ends[0], &numbers[i], sizeof numbers[i]), sizeof numbers[i]);
+  }
+  assert_true(numbers[0] != 0 && numbers[1] != 0 && numbers[2] != 0);
+  assert_true(numbers[0] != numbers[1] && numbers[0] != numbers[2] && numbers[1] != numbers[2]);
+  assert_int_equal(close(ends[0]) | close(ends[1]), 0);
+  hl_agent_unref(agent);
+}
+
 /* Threads share a manager; the counters are protected by the locks alone. */
 static struct {
   hl_manager *manager;
@@ -1047,6 +1071,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(bad_configurations_are_refused),
       cmocka_unit_test(a_closed_manager_leaves_locks_that_hold_nothing),
       cmocka_unit_test(a_forked_child_has_no_lock_of_its_parents),
+      cmocka_unit_test(each_forked_child_is_another_agent),
       cmocka_unit_test(threads_exclude_each_other),
       cmocka_unit_test(closing_ends_the_waits_of_other_threads),
       cmocka_unit_test(sums_of_times_saturate),
