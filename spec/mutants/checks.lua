@@ -12,7 +12,8 @@ local function with(...)
 end
 
 local HOST = with("core:test_embedded", "core:test_embedded_others", "core:test_embedded_file", "core:test_embedded_directory",
-  "core:test_embedded_leases", "embedded", "stores on embedded", "update on embedded", "leases on embedded", "fork", "sqlite", "leases on sqlite", "symfony")
+  "core:test_embedded_leases", "embedded", "stores on embedded", "update on embedded", "leases on embedded", "fork", "sqlite", "leases on sqlite", "symfony",
+  "core:test_memory nothing_leaks_*")
 
 -- Only these look at lua-resty-mysql, and at pgmoon in nginx.
 local IN_NGINX = os.getenv "HIERLOCK_DRIVERS" and "luajit:attach_nginx"
