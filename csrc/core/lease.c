@@ -766,7 +766,13 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
     bool later = !confirm && !sent && (manager->ops->traits.blocks || manager->drops_begun);
     if (!later && !sent) {
       status = operate(lease, &drop, error);
-      later = status != HL_OK && status != HL_ELOST;
+      if (confirm && manager->closed && !is_done(status)) {
+        /* The close has cut it off, before it was sent or behind that. */
+        lease->terms.again = true;
+        drop.patience = 0;
+        status = take_back(lease, &drop, error);
+      }
+      later = !is_done(status);
     }
     if (later && drop_later(lease) && !confirm) status = HL_OK;
   } else if (lease->state == HL__LEASE_LOST) {

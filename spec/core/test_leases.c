@@ -34,6 +34,7 @@ static struct {
   atomic_bool keeps;      /* a drop is not answered as long as this */
   atomic_int kept;        /* so many drops were not answered at once */
   atomic_bool cut;        /* the next drop is carried out, and not answered */
+  atomic_bool stuck;      /* the next drop is carried out, and answered by an interruption alone */
   atomic_int refreshes, drops, converts, opened, closed, stale;
   uint8_t refused[16];     /* the id of a lease that is not dropped */
   atomic_int unanswered;   /* so many grants are recorded, and not answered */
@@ -97,7 +98,10 @@ static int fake_settle(hl_session *self, int64_t deadline, hl_error *error) {
   return store.unsettled;
 }
 
-static void fake_interrupt(hl_session *self) { (void)self; }
+static void fake_interrupt(hl_session *self) {
+  (void)self;
+  store.stuck = false;
+}
 
 static int fake_refresh(hl_session *self, const hl_lease_terms *terms, int64_t ttl,
                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
@@ -131,11 +135,17 @@ static int fake_drop(hl_session *self, const hl_lease_terms *terms, bool confirm
     return hl__error(error, HL_ESTORE, "as it was told");
   if (store.keeps) store.kept++;
   while (store.keeps) (void)usleep(500);
+  bool stuck = store.stuck;
   atomic_fetch_add(&store.drops, 1);
   if (store.cut) {
     store.cut = false;
     store.gone = true;
     return hl__error(error, HL_ECONNECTION, "it was not answered");
+  }
+  if (stuck) {
+    while (store.stuck) (void)usleep(500);
+    store.gone = true;
+    return hl__error(error, HL_CANCELLED, "it was interrupted");
   }
   return store.gone ? hl__record_check(&(hl__record){.again = terms->again}, error) : HL_OK;
 }
@@ -295,6 +305,26 @@ static void what_was_over_when_it_was_answered_is_given_back(void **state) {
   assert_int_equal(store.drops, 2);
   hl_lock_free(lock);
   hl_manager_close(manager);
+}
+
+static void *close_in_the_drop(void *manager) {
+  while (store.drops == 0) (void)usleep(500);
+  hl_manager_close(manager);
+  return NULL;
+}
+
+static void a_confirmed_release_that_the_close_cuts_off_asks_again(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock;
+  pthread_t closer;
+  assert_int_equal(acquire(manager, 60000, false, false, &lock), HL_OK);
+  store.stuck = true;
+  assert_int_equal(pthread_create(&closer, NULL, close_in_the_drop, manager), 0);
+  assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
+  assert_int_equal(store.drops, 2);
+  assert_int_equal(pthread_join(closer, NULL), 0);
+  hl_lock_free(lock);
 }
 
 static void a_refresh_without_an_answer_changes_nothing(void **state) {
@@ -1006,6 +1036,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_lease_is_counted_from_the_sending),
       cmocka_unit_test(what_was_over_when_it_was_answered_is_given_back),
+      cmocka_unit_test(a_confirmed_release_that_the_close_cuts_off_asks_again),
       cmocka_unit_test(a_refresh_without_an_answer_changes_nothing),
       cmocka_unit_test(a_refresh_that_has_failed_is_made_again_in_time),
       cmocka_unit_test(each_refresh_and_each_try_of_a_grant_is_another),
