@@ -281,6 +281,8 @@ static void a_lease_is_counted_from_the_sending(void **state) {
   assert_in_range(hl_lock_remaining(lock), 45000, 51000);
   assert_int_equal(hl_lock_refresh(lock, 20000, NULL), HL_OK);
   assert_in_range(hl_lock_remaining(lock), 5000, 11000);
+  assert_int_equal(hl_lock_refresh(lock, HL_TTL_MAX, NULL), HL_OK);
+  assert_int_equal(hl_lock_refresh(lock, HL_TTL_MAX + 1, NULL), HL_EMISUSE);
   hl_lock_free(lock);
   hl_manager_close(manager);
 }

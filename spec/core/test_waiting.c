@@ -288,12 +288,15 @@ static void test_calls_on_a_lock(void **state) {
   uint64_t token = hl_lock_token(lock);
   hl_plan *plan = plan_of(manager, "u1/a2", HL_EXCLUSIVE);
   hl_pending *pending;
-  hl_error error;
+  hl_error error, occupied;
   assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, &error), HL_OK);
   assert_false(hl_pending_done(pending));
   assert_true(hl_lock_is_held(lock));
-  assert_int_equal(hl_lock_check(lock, &error), HL_EMISUSE);
+  assert_int_equal(hl_lock_check(lock, &occupied), HL_EMISUSE);
   assert_int_equal(hl_lock_extend(lock, plan, NULL, &error), HL_EMISUSE);
+  assert_string_equal(error.message, occupied.message);
+  assert_int_equal(hl_lock_upgrade(lock, NULL, &error), HL_EMISUSE);
+  assert_string_equal(error.message, occupied.message); /* not that it is none for update */
   hl_lock_free(held);
   assert_int_equal(hl_pending_wait(pending, DEADLINE, &none, &error), HL_OK);
   assert_null(none);
