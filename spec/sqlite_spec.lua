@@ -392,6 +392,14 @@ support.on_sqlite(function(store)
       assert.is_true(second:result())
     end)
 
+    it("numbers its grants by the clock, in microseconds", function()
+      local manager = assert(open(fresh()))
+      local before = os.time()
+      local token = assert(manager:acquire(R1, { ttl = 60 })).token
+      local second = tonumber(token:sub(1, 14), 16) / 1e6
+      assert.is_true(before <= second and second <= os.time() + 1, token)
+    end)
+
     it("beside it, that was taken away, is left before a wait, which keeps its place in the new one", function()
       local path = fresh()
       local first = process(path)
