@@ -268,6 +268,15 @@ static void releases_await(hl_manager *manager, hl__connection **dead)
   }
 }
 
+void hl__pool_releases_await(hl_manager *manager) {
+  hl__connection *dead = NULL;
+  if (manager->ops->traits.scarce) releases_await(manager, &dead);
+  if (!dead) return;
+  hl__manager_mutex_unlock(manager);
+  hl__pool_free(manager, dead);
+  hl__manager_mutex_lock(manager);
+}
+
 /* Whether this thread holds all connections in use, so that it would wait for itself. */
 static bool all_ours(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   for (hl__connection *connection = manager->pool.all; connection; connection = connection->next)

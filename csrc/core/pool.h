@@ -119,6 +119,10 @@ typedef struct hl__take {
    */
 int hl__pool_take(hl_manager *manager, const hl__take *take, hl__connection **connection,
                   hl_error *error) HL__REQUIRES(hl__manager_mutex);
+/* Waits for the answers to the releases that were sent just before, for 0.1 s at most. So a look at
+   the holders does not find a session of this program that has ended. Gives the mutex back
+   meanwhile. */
+void hl__pool_releases_await(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Has the keeper end the call on a BUSY connection if it has not returned by `due`. */
 void hl__pool_watch(hl_manager *manager, hl__connection *connection, int64_t due)
     HL__REQUIRES(hl__manager_mutex);

@@ -110,6 +110,7 @@ static int run(hl_manager *manager, bool of_leases,
   if (entered && of_leases && !manager->store->leases)
     status = hl__lease_unsupported(manager, error);
   if (status == HL_OK && manager->ops->traits.expires) status = hl__keeper_start(manager, error);
+  if (status == HL_OK && !of_leases) hl__pool_releases_await(manager);
   if (status == HL_OK) status = hl__pool_run(manager, fn, context, end, error);
   hl__manager_mutex_unlock(manager);
   if (entered) hl__manager_leave(manager);
