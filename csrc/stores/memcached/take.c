@@ -387,8 +387,8 @@ static int undo(const taking *self, int status, hl_error *error) {
     undone = hl__memcached_flush(link, &reason);
     link->outstanding++;
   }
-  /* The core may try once more under the same name. */
-  if (undone == HL_OK && status == HL_TIMEOUT)
+  /* The core, or a quorum, may try once more under the same name. */
+  if (undone == HL_OK && (status == HL_TIMEOUT || status == HL_CANCELLED))
     undone = hl__memcached_settle(self->session, deadline, &reason);
   return undone ? hl__error(error, HL_ECONNECTION, "%s", reason.message) : status;
 }
