@@ -377,7 +377,7 @@ int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *
     const hl__quorum_ask *ask = asks[i];
     if (ask && ask->state == HL__ASK_DONE && ask->status == HL_OK) continue;
     if (!ask) continue;
-    const char *said = "it did not answer in time";
+    const char *said = "it has not answered";
     if (ask->state == HL__ASK_DONE && ask->status == HL_TIMEOUT &&
         (ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_UPGRADE))
       said = "locked by another";
