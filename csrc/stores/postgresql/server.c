@@ -95,7 +95,8 @@ static int layout_agree(hl__pg_session *session, const char *comment, hl_error *
 }
 
 /* Sets everything that we rely on and that an administrator may have changed, for the server or the
-   role. Queries of leases use indexes, however few rows the tables had when they were planned. If
+   role. Queries of leases use indexes, however few rows the tables had when they were planned, and
+   start no processes, however many dead rows there are: that takes longer than the query. If
    row-level security would hide rows, they are to fail (row_security). After
    `idle_in_transaction_session_timeout` of silence the server ends a session that holds locks: this
    is hold_timeout. */
@@ -106,8 +107,9 @@ static void session_sql(const hl__pg_session *session, char *out, size_t size) {
                  "SET default_transaction_isolation='read committed';"
                  "SET default_transaction_read_only=off;"
                  "SET default_transaction_deferrable=off;"
-                 "SET row_security=off;SET enable_seqscan=off;SET jit=off;SET "
-                 "plan_cache_mode=force_generic_plan;"
+                 "SET row_security=off;SET enable_seqscan=off;SET jit=off;"
+                 "SET max_parallel_workers_per_gather=0;"
+                 "SET plan_cache_mode=force_generic_plan;"
                  "SET idle_in_transaction_session_timeout=%lld;%s",
                  HL__PG_TABLE_MS,
                  PQserverVersion(session->connection) >= 170000 ? "SET transaction_timeout=0;" : "",
