@@ -92,8 +92,8 @@ static void polling_end(polling *self, bool unwanted) HL__REQUIRES(hl__quorum_mu
     if (self->ask[i]) hl__ask_leave(self->ask[i], unwanted);
 }
 
-/* The members have neither confirmed the lease nor lost it: fails. HL_TIMEOUT where the answers that
-   have not come could still decide. */
+/* The members have neither confirmed the lease nor lost it: fails. HL_TIMEOUT where the answers
+   that have not come could still decide. */
 static int unknown(polling *self, const char *what, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   bool undecided = self->open > 0 && self->ok + self->open >= self->store->need;
