@@ -298,6 +298,58 @@ static void processes_are_served_in_order(void **state) {
   ops->close(store);
 }
 
+/* The processors' time of processes that live, together. */
+static double seconds_of(const pid_t *pids, int n) {
+  double all = 0;
+  for (int i = 0; i < n; i++) {
+    clockid_t clock;
+    struct timespec t = {0};
+    assert_int_equal(clock_getcpuclockid(pids[i], &clock), 0);
+    assert_int_equal(clock_gettime(clock, &t), 0);
+    all += (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+  }
+  return all;
+}
+
+static void wait_in_the_crowd(intptr_t argument) {
+  (void)argument;
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  (void)atomic_fetch_add(&shared->step, 1);
+  if (take1(session, 1, HL_EXCLUSIVE, HL_FOREVER) != HL_OK)
+    (void)atomic_fetch_add(&shared->wrong, 1);
+  (void)atomic_fetch_add(&shared->grants[0], 1);
+  ops->session_close(session);
+  ops->close(store);
+}
+
+/* More processes wait for a row than one of them watches. Compared by the processors' time: the
+   machine may be busy. */
+static void a_crowd_waits_asleep(void **state) {
+  (void)state;
+  enum {
+    N = 200,
+    SECONDS = 3
+  };
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  pid_t pids[N];
+  atomic_store(&shared->step, 0);
+  assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_OK);
+  for (int i = 0; i < N; i++) pids[i] = spawn(wait_in_the_crowd, 0);
+  WAIT_UNTIL(atomic_load(&shared->step) == N);
+  sleep_ms(2000); /* until each has seen all others */
+  double before = seconds_of(pids, N);
+  sleep_ms(SECONDS * 1000);
+  assert_true(seconds_of(pids, N) - before < SECONDS * 0.5);
+  give(session);
+  for (int i = 0; i < N; i++) reap(pids[i]);
+  assert_int_equal(atomic_load(&shared->grants[0]), N);
+  assert_int_equal(atomic_load(&shared->wrong), 0);
+  ops->session_close(session);
+  ops->close(store);
+}
+
 static void *take_and_give(void *store) {
   hl_session *session = session_new(store);
   for (int i = 0; i < HANDOVERS; i++) {
@@ -712,6 +764,7 @@ int main(int argc, char **argv) {
       SPEC(a_late_interruption_hits_nobody),
       SPEC(one_process_is_served_in_order),
       SPEC(processes_are_served_in_order),
+      SPEC(a_crowd_waits_asleep),
       SPEC(many_hand_over),
       SPEC(a_writer_passes_a_stream_of_readers),
       SPEC(a_reader_passes_a_stream_of_writers),

@@ -3,9 +3,11 @@
  * something was given back late. Otherwise the thread sleeps, and nothing wakes it.
  *
  * The thread has a pidfd of each process of the table whose pid is visible here. If one is not, it
- * looks every 5 ms. After a death it mends. Every second it looks at the directory, for processes
- * that have executed another program, and for sleepers that were granted but not woken, as the
- * process that granted them was killed or stopped in between.
+ * looks every 5 ms. Of very many processes it watches those whose slots follow its own, as other
+ * waiters watch the rest; it looks for those less often, the more they are. After a death it mends.
+ * Every second it looks at the directory, for processes that have executed another program, and for
+ * sleepers that were granted but not woken, as the process that granted them was killed or stopped
+ * in between.
  */
 #include "embedded.h"
 
@@ -20,8 +22,11 @@
 
 #define POLL_MS ((int)(HL__SHM_POLL_NS / 1000000))
 #define LOOK_MS 1000
-/* Processes beyond this are looked at every 5 ms: descriptors are scarce. */
+/* Descriptors are scarce: there is none for the processes beyond this number. */
 #define WATCHED_MAX 128u
+/* The pause between two looks grows by this with each process beyond that number. So many waiters
+   do not keep the processors busy. */
+#define CROWD_MS 40u
 #define MEND_NS 100000000
 
 typedef struct hl__shm_watch {
@@ -33,8 +38,9 @@ typedef struct hl__shm_watch {
   hl__shm_session *sleepers HL__GUARDED_BY(hl__shm_space_mutex);
   bool bell HL__GUARDED_BY(hl__shm_space_mutex); /* something waits for the bell (bell.c) */
   /* The thread's own. */
-  bool blind; /* some process cannot be watched */
-  bool poor;  /* for want of a descriptor: it tries again */
+  bool blind;      /* some process cannot be watched */
+  bool poor;       /* for want of a descriptor: it tries again */
+  unsigned beyond; /* processes that it leaves to the other waiters */
   hl__a32 opened;
   int64_t looked; /* when it looked at the sleepers last */
   unsigned n;
@@ -91,11 +97,18 @@ static void watched_open(hl__shm_space *space) {
   watched_close(watch);
   atomic_store(&watch->opened, atomic_load(&space->table->header.opened));
   watch->blind = watch->poor = false;
-  const uint32_t top = atomic_load(&space->table->header.slots_top);
-  for (uint32_t i = 1; i < top && i < HL__SHM_SLOTS; i++) {
+  watch->beyond = 0;
+  uint32_t top = atomic_load(&space->table->header.slots_top);
+  if (top > HL__SHM_SLOTS) top = HL__SHM_SLOTS;
+  for (uint32_t k = 1; k < top; k++) {
+    const uint32_t i = (space->me + k - 1) % (top - 1) + 1; /* from the slot behind its own */
     const hl__shm_slot *slot = &space->table->slot[i];
     if (i == space->me || atomic_load(&slot->state) == 0) continue;
-    int fd = watch->n < WATCHED_MAX ? process_open(space, slot) : -1;
+    if (watch->n == WATCHED_MAX) {
+      watch->beyond++;
+      continue;
+    }
+    int fd = process_open(space, slot);
     if (fd < 0) {
       watch->blind = true;
       continue;
@@ -126,13 +139,20 @@ static int events_await(struct pollfd *fds, unsigned n, int ms) {
   return ready;
 }
 
+/* How long it sleeps when nothing happens. */
+static int pause_ms(const hl__shm_watch *watch, bool late) {
+  if (late || watch->blind) return POLL_MS;
+  return watch->beyond && watch->beyond < LOOK_MS / CROWD_MS ? (int)(watch->beyond * CROWD_MS)
+                                                             : LOOK_MS;
+}
+
 /* Sleeps until a process dies, or for a moment; then looks. */
 static void turn(hl__shm_space *space) {
   hl__shm_watch *watch = space->watch;
   const bool late = atomic_load(&space->late_count) != 0;
   if (atomic_load(&watch->opened) != atomic_load(&space->table->header.opened)) watched_open(space);
   watch->fds[watch->n] = (struct pollfd){.fd = watch->event, .events = POLLIN};
-  int ready = events_await(watch->fds, watch->n + 1, late || watch->blind ? POLL_MS : LOOK_MS);
+  int ready = events_await(watch->fds, watch->n + 1, pause_ms(watch, late));
   const int64_t now = hl__shm_now();
   const bool gone = hl__shm_look(space), due = now - watch->looked >= LOOK_MS * INT64_C(1000000);
   bool died = false;
@@ -146,7 +166,7 @@ static void turn(hl__shm_space *space) {
       watch->fds[i] = watch->fds[--watch->n];
     }
     /* A process that executes another program ends no pidfd. */
-    if (died || due || watch->blind) hl__shm_sweep(space, died, now + MEND_NS);
+    if (died || due || watch->blind || watch->beyond) hl__shm_sweep(space, died, now + MEND_NS);
     if (died || (due && watch->poor))
       atomic_store(&watch->opened, atomic_load(&space->table->header.opened) - 1);
     if (late) hl__shm_late_do(space);
