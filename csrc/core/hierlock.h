@@ -9,7 +9,7 @@
  *     mysql:, mariadb:             row locks
  *     postgresql:                  advisory locks, without buckets
  *     redis:, sqlite:, memcached:  records, without buckets
- *     file:                        byte-range locks of the kernel
+ *     file:                        a table in memory that programs share
  *     a quorum                     several of these
  *     null:                        no locks at all, for tests of the calling program
  *
@@ -18,7 +18,7 @@
  *     hl_config config = HL_CONFIG_INIT;
  *     hl_manager_open(&config, &manager, &error);
  *     plan = hl_plan_new(hl_manager_layout(manager));
- *     hl_plan_add(plan, ids, 3, HL_EXCLUSIVE, &error);
+ *     hl_plan_add(plan, ids, 3, HL_EXCLUSIVE, true, &error);
  *     hl_acquire(manager, plan, &options, &lock, &error);
  *     ... work ...
  *     hl_lock_release(lock, false, &error);
