@@ -38,12 +38,12 @@ typedef struct hl__shm_watch {
   hl__shm_session *sleepers HL__GUARDED_BY(hl__shm_space_mutex);
   bool bell HL__GUARDED_BY(hl__shm_space_mutex); /* something waits for the bell (bell.c) */
   /* The thread's own. */
-  bool blind;      /* some process cannot be watched */
-  bool poor;       /* for want of a descriptor: it tries again */
-  unsigned beyond; /* processes that it leaves to the other waiters */
+  bool blind; /* some process cannot be watched */
+  bool poor;  /* for want of a descriptor: it tries again */
   hl__a32 opened;
   int64_t looked; /* when it looked at the sleepers last */
   unsigned n;
+  unsigned beyond; /* processes that it leaves to the other waiters */
   uint32_t slot[WATCHED_MAX];
   struct pollfd fds[WATCHED_MAX + 1]; /* the last: event */
 } hl__shm_watch;
