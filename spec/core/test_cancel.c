@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum {
-  PATIENCE_S = 30,
+  PATIENCE_S = 90,
   LONG_MS = 20000,
   SHORT_MS = 2000, /* the first thread still waits when the second begins, under valgrind, too */
   CIRCLE_MS = 6000
