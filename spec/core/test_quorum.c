@@ -6,7 +6,7 @@
 #include "clock.h"
 #include "error.h"
 #include "hierlock.h"
-#include "quorum.h"
+#include "quorum_store.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

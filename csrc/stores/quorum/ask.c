@@ -6,7 +6,7 @@
  * asks (member.c) gives back a late grant. Until then part->making keeps callers from making a
  * record of the same id there.
  */
-#include "quorum.h"
+#include "quorum_store.h"
 
 #include "exit.h"
 

@@ -13,7 +13,7 @@
  * the connection ended after a conversion was sent, the member itself refuses that: see the tokens
  * of hl_lease_ops.convert.
  */
-#include "quorum.h"
+#include "quorum_store.h"
 
 /* Waits for the answers. HL_OK: a quorum has done it. */
 static int answers(hl__quorum_session *session, hl__quorum_ask **asks)

@@ -4,7 +4,7 @@
  * nothing of a lease: another one has imported it, or the lease ended long ago. Then a refresh asks
  * all members, and no thread heals the lease.
  */
-#include "quorum.h"
+#include "quorum_store.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * leases.c - the operations on the records of a lease at a quorum. Each asks all members at once.
  * An operation ends as soon as a quorum has given one answer, or no quorum can.
  */
-#include "quorum.h"
+#include "quorum_store.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,7 +7,7 @@
  * late grant. If the answer to a take is lost, the thread has the store recall the grant. Until
  * then part->making keeps callers from making a record of the same id there.
  */
-#include "quorum.h"
+#include "quorum_store.h"
 
 #include "exit.h"
 

@@ -20,7 +20,7 @@
  *
  * A process looks when it reaches a member first. Until then the member has granted nothing.
  */
-#include "quorum.h"
+#include "quorum_store.h"
 
 #include "layout.h"
 

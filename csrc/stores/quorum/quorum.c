@@ -1,6 +1,6 @@
 /*
  * quorum.c - the store that is a quorum of others: how it is opened, and the
- * operations of a store. See quorum.h.
+ * operations of a store. See quorum_store.h.
  *
  * The DSN has the members' DSNs in it:
  *
@@ -8,7 +8,7 @@
  *
  * where '%' and ';' in a member's DSN are written as %25 and %3B.
  */
-#include "quorum.h"
+#include "quorum_store.h"
 
 #include "exit.h"
 

@@ -17,7 +17,7 @@
  * waited for a member while it is exclusive at a later one. There a reader may wait for it whom it
  * waits for here.
  */
-#include "quorum.h"
+#include "quorum_store.h"
 
 #include <string.h>
 

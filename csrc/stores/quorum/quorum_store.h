@@ -1,6 +1,6 @@
 /*
- * quorum.h - the inside of a quorum. A quorum has several stores, its members; each makes its own
- * grants. A lease is held when so many members have a record of it. Two majorities meet in a
+ * quorum_store.h - the inside of a quorum. A quorum has several stores, its members; each makes its
+ * own grants. A lease is held when so many members have a record of it. Two majorities meet in a
  * member, and the member refuses the second holder.
  *
  *   quorum.c    opens and closes; the operations of a store
@@ -24,8 +24,8 @@
  * Mutexes: store->mutex guards everything that is not marked as constant or as a thread's. A thread
  * gives the mutex back while it asks a member.
  */
-#ifndef HIERLOCK_QUORUM_H
-#define HIERLOCK_QUORUM_H
+#ifndef HIERLOCK_QUORUM_STORE_H
+#define HIERLOCK_QUORUM_STORE_H
 
 #include "clock.h"
 #include "error.h"
