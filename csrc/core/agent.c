@@ -192,15 +192,14 @@ static int circle_error(hl_error *error, const circle *found) {
   const hl__wait *next = found->end; /* `next` becomes the wait whose agent holds what `start` waits
                                         for */
   while (next->from != found->start) next = next->from;
-  return hl__error(error, HL_DEADLOCK,
-                   "%s would be waited for in a circle: %s is held by another %s, which "
-                   "acquired it at %s and waits at %s; that ends only when this one releases "
-                   "%s, acquired at %s",
-                   hl_plan_describe(found->start->plan, wanted, sizeof wanted),
-                   hl_plan_describe(*next->obstacle->plan, first, sizeof first),
-                   next->blocks ? "thread" : "coroutine", where(next->obstacle->where),
-                   where(next->where), hl_plan_describe(*found->last->plan, last, sizeof last),
-                   where(found->last->where));
+  return hl__error(
+      error, HL_DEADLOCK,
+      "%s would be waited for in a circle: %s is held by another %s, which acquired it at %s and "
+      "waits at %s; that ends only when this one releases %s, acquired at %s",
+      hl_plan_describe(found->start->plan, wanted, sizeof wanted),
+      hl_plan_describe(*next->obstacle->plan, first, sizeof first),
+      next->blocks ? "thread" : "coroutine", where(next->obstacle->where), where(next->where),
+      hl_plan_describe(*found->last->plan, last, sizeof last), where(found->last->where));
 }
 
 /* ----------------------------------------------------------------- leases */

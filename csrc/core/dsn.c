@@ -61,9 +61,8 @@ int hl__dsn_port(const char *text, unsigned *port, hl_error *error) {
   if (digits >= 1 && digits <= 5 && !text[digits]) number = strtoul(text, NULL, 10);
   if (number < 1 || number > 65535)
     return hl__error(error, HL_EDSN,
-                     "the port in the DSN must be a number from 1 to 65535; "
-                     "a user and password end with '@', an IPv6 address "
-                     "stands in [ ]");
+                     "the port in the DSN must be a number from 1 to 65535; a user and password "
+                     "end with '@', an IPv6 address stands in [ ]");
   *port = (unsigned)number;
   return HL_OK;
 }
@@ -136,10 +135,9 @@ int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
      the text before it is half a password: do not quote it, or take it for a host or a port. */
   if (strchr(text + strcspn(text, "/?"), '@'))
     return hl__error(error, HL_EDSN,
-                     "the DSN has an '@' behind a '/' or '?'. In a user or "
-                     "password write '@' as '%%40', ':' as '%%3A', '/' as "
-                     "'%%2F', '?' as '%%3F', '#' as '%%23' and '%%' as '%%25'. "
-                     "In a database or parameter write '@' as '%%40'");
+                     "the DSN has an '@' behind a '/' or '?'. In a user or password write '@' as "
+                     "'%%40', ':' as '%%3A', '/' as '%%2F', '?' as '%%3F', '#' as '%%23' and '%%' "
+                     "as '%%25'. In a database or parameter write '@' as '%%40'");
   char *params = strchr(text, '?');
   if (params) *params++ = '\0';
   char *database = strchr(text, '/');
@@ -163,8 +161,7 @@ int hl__dsn_path(char *text, const char *what, hl_dsn *dsn, hl_error *error) {
     text += 2;
     if (*text && *text != '/')
       return hl__error(error, HL_EDSN,
-                       "write the %s of a %s: DSN as %s:/absolute or %s:relative, "
-                       "without a host",
+                       "write the %s of a %s: DSN as %s:/absolute or %s:relative, without a host",
                        what, dsn->store, dsn->store, dsn->store);
   }
   if (*text) dsn->path = text;
@@ -323,39 +320,27 @@ static const struct {
                         "among programs with hierlock"},
     {"postgres+advisory:", "write it as pgsql+advisory:host=...;dbname=..."},
     {"postgresql+advisory:", "write it as pgsql+advisory:host=...;dbname=..."},
-    {"flock:", "write flock:///directory, or flock for the directory of "
-               "temporary files"},
+    {"flock:", "write flock:///directory, or flock for the directory of temporary files"},
     {"redis:", ONE_SERVER "redis://host:6379 with interoperate = \"symfony\""},
     {"rediss:", ONE_SERVER "rediss://host:6379 with interoperate = \"symfony\""},
     {"valkey:", ONE_SERVER "valkey://host:6379 with interoperate = \"symfony\""},
     {"valkeys:", ONE_SERVER "valkeys://host:6379 with interoperate = \"symfony\""},
-    {"memcached:", "several servers share the names out there, by a rule of "
-                   "that client; write memcached://host:11211 for locks among "
-                   "programs with hierlock"},
-    {"sqlite3:", JOINABLE "sqlite:/path for locks among programs with "
-                          "hierlock"},
+    {"memcached:", "several servers share the names out there, by a rule of that client; write "
+                   "memcached://host:11211 for locks among programs with hierlock"},
+    {"sqlite3:", JOINABLE "sqlite:/path for locks among programs with hierlock"},
     {"semaphore", "there is no store of semaphores; write flock, which keeps "
                   "out Symfony's FlockStore, or file:"},
     {"in-memory", "locks that end at the process' border are not kept; write "
                   "file:, which holds within a process, too"},
-    {"mongodb:", "there is no store on MongoDB; write postgresql://..., "
-                 "mysql://... or file:"},
-    {"mongodb+srv:", "there is no store on MongoDB; write postgresql://..., "
-                     "mysql://... or file:"},
-    {"zookeeper:", "there is no store on ZooKeeper; write postgresql://... or "
-                   "mysql://..."},
-    {"dynamodb:", "there is no store on DynamoDB; write postgresql://... or "
-                  "mysql://..."},
-    {"mssql:", "there is no store on SQL Server; write postgresql://... or "
-               "mysql://..."},
-    {"sqlsrv:", "there is no store on SQL Server; write postgresql://... or "
-                "mysql://..."},
-    {"oci:", "there is no store on Oracle; write postgresql://... or "
-             "mysql://..."},
-    {"oci8:", "there is no store on Oracle; write postgresql://... or "
-              "mysql://..."},
-    {"pdo_oci:", "there is no store on Oracle; write postgresql://... or "
-                 "mysql://..."},
+    {"mongodb:", "there is no store on MongoDB; write postgresql://..., mysql://... or file:"},
+    {"mongodb+srv:", "there is no store on MongoDB; write postgresql://..., mysql://... or file:"},
+    {"zookeeper:", "there is no store on ZooKeeper; write postgresql://... or mysql://..."},
+    {"dynamodb:", "there is no store on DynamoDB; write postgresql://... or mysql://..."},
+    {"mssql:", "there is no store on SQL Server; write postgresql://... or mysql://..."},
+    {"sqlsrv:", "there is no store on SQL Server; write postgresql://... or mysql://..."},
+    {"oci:", "there is no store on Oracle; write postgresql://... or mysql://..."},
+    {"oci8:", "there is no store on Oracle; write postgresql://... or mysql://..."},
+    {"pdo_oci:", "there is no store on Oracle; write postgresql://... or mysql://..."},
 };
 
 /* HL_OK: the DSN has none of those schemes. */
@@ -443,12 +428,11 @@ static int store_find(const char *text, const char **store, const char **interop
          text[word] == '.')
     word++;
   if (word && strncmp(text + word, "://", 3) == 0)
-    return hl__error(
-        error, HL_EDSN,
-        "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
-        "postgresql, postgres, redis, rediss, redis+unix, redis+sentinel, valkey, valkeys, sqlite, "
-        "memcached, file, null and quorum are known",
-        (int)(word < 40 ? word : 40), text);
+    return hl__error(error, HL_EDSN,
+                     "unknown scheme '%.*s' in the DSN: mysql, mariadb, postgresql, postgres, "
+                     "redis, rediss, redis+unix, redis+sentinel, valkey, valkeys, sqlite, "
+                     "memcached, file, null and quorum are known",
+                     (int)(word < 40 ? word : 40), text);
   if (!strchr(text, '/'))
     return hl__error(error, HL_EDSN,
                      "the DSN has no scheme: write mysql://..., file:... or "

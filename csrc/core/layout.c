@@ -27,9 +27,7 @@ static int name_check(const char *const *names, unsigned level, hl_error *error)
   for (size_t i = 0; i < size; i++)
     if (name[i] == ':' || name[i] == ',' || (unsigned char)name[i] < ' ')
       return hl__error(error, HL_EMISUSE,
-                       "level name %u must not contain ':', ',' or control "
-                       "characters",
-                       level + 1);
+                       "level name %u must not contain ':', ',' or control characters", level + 1);
   for (unsigned i = 0; i < level; i++)
     if (strcmp(names[i], name) == 0)
       return hl__error(error, HL_EMISUSE, "level name '%s' is given twice", name);
@@ -106,9 +104,8 @@ int hl__layout_agree(hl_layout *wanted, const hl__space *space, hl_layout **agre
     if (status != HL_EMISUSE) return status;
   }
   return hl__error(error, HL_EMISMATCH,
-                   "%.130s has %u buckets for each of the levels %.90s; this program wants %u "
-                   "for %.90s: leave out `buckets` and `levels`, and it uses the existing ones; "
-                   "or %s",
+                   "%.130s has %u buckets for each of the levels %.90s; this program wants %u for "
+                   "%.90s: leave out `buckets` and `levels`, and it uses the existing ones; or %s",
                    space->name, space->buckets, space->names, wanted->buckets, ours, space->other);
 }
 

@@ -249,8 +249,7 @@ static int over_error(hl_error *error) {
 
 int hl__lease_late_error(hl_error *error) {
   return hl__error(error, HL_ELOST,
-                   "the time of the lease was up when the store had answered; "
-                   "it was given back");
+                   "the time of the lease was up when the store had answered; it was given back");
 }
 
 int hl__lease_unsupported(const hl_manager *manager, hl_error *error) {

@@ -137,9 +137,7 @@ int hl__struct_take(void *own, size_t size, size_t least, const void *given, con
   for (size_t i = size; i < given_size; i++)
     if (((const char *)given)[i])
       return hl__error(error, HL_EMISUSE,
-                       "%s has fields that this version of hierlock does not "
-                       "know",
-                       name);
+                       "%s has fields that this version of hierlock does not know", name);
   memcpy(own, given, given_size < size ? given_size : size);
   memcpy(own, &size, sizeof size);
   return HL_OK;

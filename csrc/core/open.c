@@ -103,12 +103,10 @@ static int names_check(hl_manager *manager, const hl_config *config, hl_error *e
     return hl__error(error, HL_EMISUSE, "interoperate must be \"symfony\"");
   if (!manager->ops->name_key)
     return hl__error(error, HL_EUNSUPPORTED,
-                     "the store '%s' cannot keep out programs that use Symfony "
-                     "Lock: PostgreSQL (Symfony's PostgreSqlStore, "
-                     "pgsql+advisory:...), Redis and Valkey (its "
-                     "RedisStore, redis://host) and the embedded store (its "
-                     "FlockStore, flock:///directory) can; tables (lock_keys) "
-                     "and Memcached cannot be shared",
+                     "the store '%s' cannot keep out programs that use Symfony Lock: PostgreSQL "
+                     "(Symfony's PostgreSqlStore, pgsql+advisory:...), Redis and Valkey (its "
+                     "RedisStore, redis://host) and the embedded store (its FlockStore, "
+                     "flock:///directory) can; tables (lock_keys) and Memcached cannot be shared",
                      manager->ops->scheme);
   manager->config.interoperates = true;
   return HL_OK;

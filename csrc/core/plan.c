@@ -190,10 +190,9 @@ static int names_check(const hl_plan *plan, const hl_id *ids, unsigned n, hl_err
     size_t size = hl__layout_node_name(layout, ids, i + 1, name);
     if (size >= own && memcmp(name, layout->own_names, own) == 0)
       return hl__error(error, HL_EMISUSE,
-                       "the name by which Symfony Lock would lock the node of level "
-                       "'%s' begins with '%s', as the keys of hierlock itself do: "
-                       "open with other `names`, or with another ?prefix= in the "
-                       "DSN",
+                       "the name by which Symfony Lock would lock the node of level '%s' begins "
+                       "with '%s', as the keys of hierlock itself do: open with other `names`, or "
+                       "with another ?prefix= in the DSN",
                        layout->names[i], layout->own_names);
   }
   return HL_OK;

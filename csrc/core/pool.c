@@ -114,8 +114,7 @@ bool hl__pool_has_room(const hl_manager *manager) {
 
 int hl__pool_busy_error(const hl_manager *manager, hl_error *error) {
   return hl__error(error, HL_BUSY,
-                   "all %u connections of the pool are in use; wait longer, or "
-                   "raise pool_size",
+                   "all %u connections of the pool are in use; wait longer, or raise pool_size",
                    manager->pool_size);
 }
 

@@ -236,8 +236,7 @@ static int wish_check(hl_lock *lock, const hl__wish *wish, hl_options *options, 
     status = hl__lock_usable(lock, error);
     if (status == HL_OK && lock->lease)
       status = hl__error(error, HL_EUNSUPPORTED,
-                         "a lease cannot be extended by more targets; acquire all of "
-                         "them at once");
+                         "a lease cannot be extended by more targets; acquire all of them at once");
     if (status == HL_OK) status = hl__options_take(wish->options, options, error);
     return status ? status : hl__options_check(options, lock->hold.manager, wish->plan, error);
   case HL__UPGRADE:

@@ -315,8 +315,7 @@ static int request_make(hl_manager *manager, const hl_filter *given, request *se
     return hl__error(error, HL_EMISUSE, "which leases are to be revoked?");
   if (filter.id && !id_read(filter.id, id))
     return hl__error(error, HL_EMISUSE,
-                     "id must be 32 hexadecimal digits, as a list of leases "
-                     "shows it");
+                     "id must be 32 hexadecimal digits, as a list of leases shows it");
   if (filter.plan && hl_plan_layout(filter.plan) != manager->layout)
     return hl__error(error, HL_EMISUSE, "the plan is of another layout");
   self->manager = manager;

@@ -41,10 +41,7 @@ static void names_option(lua_State *L, open_options *options) {
     lua_rawgeti(L, -1, (int)i + 1);
     options->names[i] = hll_word(L, -1);
     if (!options->names[i])
-      hll_misuse(L,
-                 "interoperate.names: number %d is no string without NUL "
-                 "bytes",
-                 (int)i + 1);
+      hll_misuse(L, "interoperate.names: number %d is no string without NUL bytes", (int)i + 1);
     lua_pop(L, 1);
   }
   for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
@@ -70,8 +67,7 @@ static void interoperate_option(lua_State *L, open_options *options) {
     config->interoperate = hll_word(L, -1);
   }
   if (!config->interoperate || strcmp(config->interoperate, "symfony") != 0)
-    hll_misuse(L, "interoperate must be \"symfony\" or {with = \"symfony\", "
-                  "names = {...}}");
+    hll_misuse(L, "interoperate must be \"symfony\" or {with = \"symfony\", names = {...}}");
 }
 
 /* Reads a list of names, on the top. The list keeps the strings. */
@@ -193,10 +189,8 @@ const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
     size--;
   }
   lua_pushlstring(L, reason, size);
-  lua_pushfstring(L,
-                  "the %s store is not built or cannot be loaded (it needs "
-                  "%s): %s",
-                  name, store_needs(name), lua_tostring(L, -1));
+  lua_pushfstring(L, "the %s store is not built or cannot be loaded (it needs %s): %s", name,
+                  store_needs(name), lua_tostring(L, -1));
   return NULL;
 }
 

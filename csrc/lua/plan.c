@@ -166,9 +166,8 @@ static int plan_verify(lua_State *L) {
                  "nothing: roll back, and %s",
                  (double)lua_tonumber(L, 2), rows,
                  self->gates > 0 ? "look for leases, or run `hierlock provision`"
-                                 : "run `hierlock provision`; on PostgreSQL: "
-                                   "there may be leases, at which the statement "
-                                   "of a plan cannot look");
+                                 : "run `hierlock provision`; on PostgreSQL: there may be leases, "
+                                   "at which the statement of a plan cannot look");
   return hll_fail(L, HL_ENOT_PROVISIONED, message);
 }
 

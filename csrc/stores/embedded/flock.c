@@ -116,8 +116,7 @@ int hl__flock_directory(const hl_dsn *dsn, char **path, hl_error *error) {
   struct stat st;
   if (wanted && *wanted != '/')
     return hl__error(error, HL_EDSN,
-                     "the directory of Symfony's lock files must be absolute: "
-                     "flock:///directory");
+                     "the directory of Symfony's lock files must be absolute: flock:///directory");
   /* PHP's sys_get_temp_dir() does the same. */
   if (!wanted) wanted = getenv("TMPDIR");
   if (!wanted || !*wanted) wanted = "/tmp";
@@ -127,12 +126,10 @@ int hl__flock_directory(const hl_dsn *dsn, char **path, hl_error *error) {
   if (size > 1 && (*path)[size - 1] == '/') (*path)[size - 1] = '\0';
   if (stat(*path, &st) != 0 && directory_make(*path) != 0 && errno != EEXIST)
     return hl__error_errno(error, HL_ESTORE,
-                           "the directory of Symfony's lock files cannot be "
-                           "made");
+                           "the directory of Symfony's lock files cannot be made");
   if (stat(*path, &st) != 0 || !S_ISDIR(st.st_mode) || access(*path, W_OK | X_OK) != 0)
-    return hl__error_errno(error, HL_ESTORE,
-                           "the directory of Symfony's lock files is no "
-                           "directory, or closed to us");
+    return hl__error_errno(
+        error, HL_ESTORE, "the directory of Symfony's lock files is no directory, or closed to us");
   return HL_OK;
 }
 

@@ -86,11 +86,10 @@ static int space_make(int fd, off_t from, off_t size) {
 int hl__shm_full_error(const hl__shm_space *space, hl_error *error) {
   const rlim_t limit = size_limit(), most = HL__SHM_MAPPED;
   if (limit < most)
-    return hl__error(
-        error, HL_ESTORE,
-        "no space is left in the lock directory %s, or none that this process may use: "
-        "its files may have %llu bytes at most (ulimit -f)",
-        space->directory.path, (unsigned long long)limit);
+    return hl__error(error, HL_ESTORE,
+                     "no space is left in the lock directory %s, or none that this process may "
+                     "use: its files may have %llu bytes at most (ulimit -f)",
+                     space->directory.path, (unsigned long long)limit);
   return hl__error(error, HL_ESTORE, "no space is left in the lock directory %s",
                    space->directory.path);
 }
@@ -200,10 +199,9 @@ static int header_check(const hl__shm_space *space, const hl__shm_header *header
   if (header->parts != HL__SHM_PARTS || header->heads != HL__SHM_HEADS ||
       header->slots != HL__SHM_SLOTS || header->chunk != HL__SHM_CHUNK ||
       header->chunks != HL__SHM_CHUNKS)
-    return hl__error(error, HL_ESTORE,
-                     "%s/" HL__SHM_FILE " is damaged; remove the directory while no program "
-                     "uses it",
-                     path);
+    return hl__error(
+        error, HL_ESTORE,
+        "%s/" HL__SHM_FILE " is damaged; remove the directory while no program uses it", path);
   if (is_copy(space, header))
     return hl__error(error, HL_ESTORE,
                      "the lock directory %s is a copy of another one, or was restored from a "

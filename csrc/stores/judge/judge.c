@@ -39,10 +39,9 @@ int hl__mysql_version_judge(const char *version, hl_error *error) {
   const char *number = strncmp(version, "5.5.5-", 6) == 0 ? version + 6 : version;
   (void)sscanf(number, "%d.%d", &major, &minor);
   if (strstr(version, "MariaDB") ? major < 10 || (major == 10 && minor < 6) : major < 8)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is too old (%.60s): MySQL 8.0 or MariaDB 10.6 "
-                     "and later are supported",
-                     number);
+    return hl__error(
+        error, HL_EUNSAFE_SERVER,
+        "the server is too old (%.60s): MySQL 8.0 or MariaDB 10.6 and later are supported", number);
   return HL_OK;
 }
 
@@ -63,8 +62,7 @@ int hl__mysql_table_judge(bool mariadb, const char *database, const char *table,
                      table, database, mariadb ? "" : ", UPDATE", database, table);
   if (strcmp(engine, "InnoDB") != 0)
     return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the table %s is of engine %.32s, which locks no rows; "
-                     "it must be InnoDB",
+                     "the table %s is of engine %.32s, which locks no rows; it must be InnoDB",
                      table, engine);
   return HL_OK;
 }
@@ -192,8 +190,7 @@ int hl__pg_server_judge(const hl__fact *facts, hl_error *error) {
                      version);
   if (strtol(number, NULL, 10) < PG_OLDEST)
     return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is too old (%.60s): PostgreSQL 13 and later "
-                     "are supported",
+                     "the server is too old (%.60s): PostgreSQL 13 and later are supported",
                      version);
   if (is_on(facts, "standby"))
     return hl__error(error, HL_EUNSAFE_SERVER,
@@ -212,8 +209,7 @@ int hl__pg_server_judge(const hl__fact *facts, hl_error *error) {
   if (fact_is(facts, "gate", "m"))
     return hl__error(error, HL_ENOT_PROVISIONED,
                      "the sequence public.hier_lock_gate is missing, but "
-                     "public.hier_lock_lease_rows is there: hierlock provision "
-                     "--leases mends it");
+                     "public.hier_lock_lease_rows is there: hierlock provision --leases mends it");
   if (fact_is(facts, "gate", "u"))
     return hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
                                    "there are leases in this database, and no privilege to see "
@@ -239,9 +235,8 @@ int hl__redis_server_judge(const hl__fact *facts, hl_error *error) {
     return hl__error(error, HL_EUNSAFE_SERVER, "the server is a replica: connect to its master");
   if (strcmp(policy, "noeviction") != 0)
     return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server may evict locks when its memory is full "
-                     "(maxmemory-policy %s): CONFIG SET maxmemory-policy "
-                     "noeviction",
+                     "the server may evict locks when its memory is full (maxmemory-policy %s): "
+                     "CONFIG SET maxmemory-policy noeviction",
                      policy);
   return HL_OK;
 }

@@ -98,9 +98,8 @@ static int decode(hl__memcached_document *document, const hl__memcached_item *it
   if (!self.failed && self.at == self.end) return HL_OK;
   if (memcmp(magic, MAGIC, 3) == 0) /* rows of a kind that is not known, perhaps */
     return hl__error(error, HL_ESTORE,
-                     "what Memcached has of root %016llx was made by another "
-                     "version of hierlock, or is damaged: see Upgrading in "
-                     "docs/operations.md",
+                     "what Memcached has of root %016llx was made by another version of hierlock, "
+                     "or is damaged: see Upgrading in docs/operations.md",
                      (unsigned long long)document->root);
   return hl__error(error, HL_ESTORE,
                    "what Memcached has of root %016llx is not of hierlock's "

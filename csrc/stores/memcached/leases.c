@@ -650,9 +650,8 @@ static int inquire(inquiry *self, hl_error *error) {
     bool found = false;
     if (!self->filter->id)
       return hl__error(error, HL_EUNSUPPORTED,
-                       "Memcached cannot list its leases: name a target, or the "
-                       "id of one that was listed; Redis, PostgreSQL, MySQL, "
-                       "MariaDB and the embedded store can");
+                       "Memcached cannot list its leases: name a target, or the id of one that was "
+                       "listed; Redis, PostgreSQL, MySQL, MariaDB and the embedded store can");
     status = id_find(self, &root, &found, error);
     if (status || found) return status ? status : inquire_root(self, root, error);
   }

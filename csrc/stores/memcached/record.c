@@ -149,9 +149,8 @@ int hl__memcached_expiry(int64_t ttl, int64_t *seconds, hl_error *error) {
   *seconds = (ttl + 999) / 1000 + HL__MEMCACHED_EARLY;
   if (*seconds <= HL__MEMCACHED_EXPIRY_MAX) return HL_OK;
   return hl__error(error, HL_EUNSUPPORTED,
-                   "Memcached has no leases of more than 30 days less three "
-                   "seconds; MySQL, MariaDB, PostgreSQL and the embedded store "
-                   "have");
+                   "Memcached has no leases of more than 30 days less three seconds; MySQL, "
+                   "MariaDB, PostgreSQL and the embedded store have");
 }
 
 /* ------------------------------------------------------------------- deleting */

@@ -68,10 +68,9 @@ static int space_agree(hl__memcached_session *session, const hl__memcached_link 
                      key, link->server->host, link->server->port);
   if (strncmp(item->data, head, strlen(head)) != 0)
     return hl__error(error, HL_EMISMATCH,
-                     "memcached at %s:%u was used with another list of servers, "
-                     "and those who still use it would not be kept out. Name "
-                     "the same servers in the same way; or stop all programs, "
-                     "and delete the item %s on each server",
+                     "memcached at %s:%u was used with another list of servers, and those who "
+                     "still use it would not be kept out. Name the same servers in the same way; "
+                     "or stop all programs, and delete the item %s on each server",
                      link->server->host, link->server->port, key);
   return levels_agree(session->store, item->data + strlen(head), key, error);
 }

@@ -225,10 +225,9 @@ int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
   if (!begins(found, "SERVER_ERROR")) hl__memcached_end(link);
   (void)hl__error(error, HL_ESTORE, "memcached at %s:%u says: %s%s", link->server->host,
                   link->server->port, said,
-                  strstr(said, "too large")
-                      ? " (what is locked at once, or in one tree, does not fit into "
-                        "an item: memcached -I makes them larger)"
-                      : "");
+                  strstr(said, "too large") ? " (what is locked at once, or in one tree, does not "
+                                              "fit into an item: memcached -I makes them larger)"
+                                            : "");
   if (error) error->retryable = strstr(said, "out of memory") != NULL;
   return HL_ESTORE;
 }

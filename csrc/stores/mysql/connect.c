@@ -71,8 +71,7 @@ int hl__mysql_params(hl__mysql_store *store, hl_error *error) {
   if (status) return status;
   if (store->tls >= HL__TLS_VERIFY_CA && !store->tls_ca)
     return hl__error(error, HL_EDSN,
-                     "tls=verify-ca and verify-identity need the parameter "
-                     "tls_ca in the DSN");
+                     "tls=verify-ca and verify-identity need the parameter tls_ca in the DSN");
   if (!dsn->database && !store->my_cnf_group)
     return hl__error(error, HL_EDSN, "the DSN names no database");
   return HL_OK;

@@ -250,9 +250,8 @@ static int holders_blind(hl__mysql_session *session, const hl_lease_filter *filt
 static int blind_error(size_t unseen, hl_error *error) {
   if (unseen == 0) return HL_OK;
   return hl__error(error, HL_EUNSUPPORTED,
-                   "performance_schema is off: the server does not show which "
-                   "rows %zu %s; set performance_schema=ON in its "
-                   "configuration, and restart it",
+                   "performance_schema is off: the server does not show which rows %zu %s; set "
+                   "performance_schema=ON in its configuration, and restart it",
                    unseen, unseen == 1 ? "session holds" : "sessions hold");
 }
 

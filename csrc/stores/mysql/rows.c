@@ -13,9 +13,7 @@
 static int missing(hl__mysql_session *session, const hl_row *rows, size_t n, hl_error *error) {
   const char *table = session->store->table;
   (void)hl__error(error, HL_ENOT_PROVISIONED,
-                  "a bucket row is missing in table %s; run `hierlock "
-                  "provision`",
-                  table);
+                  "a bucket row is missing in table %s; run `hierlock provision`", table);
   if (!error || hl__mysql_settle(session, hl__now_ms() + 1000, NULL) != HL_OK)
     return HL_ENOT_PROVISIONED;
   session->patience = hl__now_ms() + 1000;
@@ -56,8 +54,7 @@ static int no_transaction(hl__mysql_session *session, hl_error *error) {
   }
   if (status == HL_EUNSAFE_SERVER) return status;
   return hl__error(error, HL_EUNSAFE_SERVER,
-                   "the table %s is of an engine that locks no rows; it must "
-                   "be InnoDB",
+                   "the table %s is of an engine that locks no rows; it must be InnoDB",
                    session->store->table);
 }
 
@@ -189,8 +186,7 @@ static int reason_find(hl__mysql_session *session, const hl_request *request, co
   if (!request->extend) return missing(session, missed->rows, missed->n, error);
   bool updates = hl__update_rows(missed->rows, missed->n) > 0;
   return hl__error(error, HL_ENOT_PROVISIONED,
-                   "a bucket row is missing in table %s; run `hierlock "
-                   "provision%s`",
+                   "a bucket row is missing in table %s; run `hierlock provision%s`",
                    session->store->table, updates ? " --updates" : "");
 }
 

@@ -111,8 +111,7 @@ static int leased_agree(const hl__mysql_session *session, bool leased, hl_error 
   hl__mysql_store *store = session->store;
   if (store->base.layout && store->leased != leased)
     return hl__error(error, HL_EMISMATCH,
-                     "the space %s was provisioned anew, with leases or without: "
-                     "open it again",
+                     "the space %s was provisioned anew, with leases or without: open it again",
                      store->space);
   if (!leased || store->leased) return HL_OK;
   int status = leased_names(store, error);

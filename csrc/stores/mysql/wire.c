@@ -44,8 +44,7 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const cha
   (void)snprintf(state, sizeof state, "%s", sqlstate);
   const char *hint = advice;
   if (number == CR_AUTH_PLUGIN_CANNOT_LOAD)
-    hint = " (the client library that hierlock was built with cannot log in "
-           "in this user's way)";
+    hint = " (the client library that hierlock was built with cannot log in in this user's way)";
   (void)hl__error(error, status, "cannot %s: %s%s", doing, said, hint);
 #ifdef CR_PLUGIN_NOT_ALLOWED
   /* Connector/C takes the plugin's name for this message from a buffer that it has used again
@@ -58,8 +57,7 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const cha
 #endif
   if (status == HL_EUNSAFE_SERVER)
     (void)hl__error(error, status,
-                    "the server is read-only: locks there protect nothing; "
-                    "connect to the primary");
+                    "the server is read-only: locks there protect nothing; connect to the primary");
   if (!is_client_error(number)) {
     error->server_errno = number;
     memcpy(error->sqlstate, state, sizeof state);
@@ -190,9 +188,8 @@ bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline) 
 
 int hl__mysql_gone(hl_error *error) {
   return hl__error(error, HL_ECONNECTION,
-                   "the connection has ended: it was killed, it did not hear "
-                   "from us for hold_timeout, or the server or the network "
-                   "went down");
+                   "the connection has ended: it was killed, it did not hear from us for "
+                   "hold_timeout, or the server or the network went down");
 }
 
 int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size, hl_error *error) {

@@ -73,9 +73,7 @@ static int parse_list(char *text, hl_dsn *dsn, hl_error *error) {
     text += strspn(text, spaces);
     char *value = parse_value(&text);
     if (!value)
-      return hl__error(error, HL_EDSN,
-                       "the value of '%.40s' in the DSN has a ' without its "
-                       "end",
+      return hl__error(error, HL_EDSN, "the value of '%.40s' in the DSN has a ' without its end",
                        name);
     int status = hl__dsn_param_add(dsn, name, value, error);
     if (status) return status;
@@ -138,8 +136,7 @@ int hl__pg_params(hl__pg_store *store, hl_error *error) {
   for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
     if (!is_known(known, dsn->params[i].name))
       status = hl__error(error, HL_EDSN,
-                         "unknown parameter '%.40s' in the DSN: libpq has none "
-                         "of that name",
+                         "unknown parameter '%.40s' in the DSN: libpq has none of that name",
                          dsn->params[i].name);
   PQconninfoFree(known);
   if (status) return status;

@@ -248,9 +248,8 @@ int hl__pg_downgrade(hl_session *base, const hl_request *request, int64_t *sent_
   char tag[HL__PG_TAG_MAX];
   if (!session->savepoint || !session->upgraded)
     return hl__error(error, HL_EUNSUPPORTED,
-                     "the lock was extended after it was upgraded, and "
-                     "PostgreSQL would give both back: release it, or keep it "
-                     "exclusive");
+                     "the lock was extended after it was upgraded, and PostgreSQL would give both "
+                     "back: release it, or keep it exclusive");
   hl__pg_tag(session, request, tag);
   session->savepoint = false;
   session->limit = request->deadline;

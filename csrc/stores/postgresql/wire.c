@@ -86,9 +86,8 @@ int hl__pg_gone(const hl__pg_session *session, hl_error *error) {
     return hl__error_as(error, HL_ECONNECTION);
   }
   return hl__error(error, HL_ECONNECTION,
-                   "the connection has ended: it was ended by an "
-                   "administrator, it did not hear from us for hold_timeout, "
-                   "or the server or the network went down");
+                   "the connection has ended: it was ended by an administrator, it did not hear "
+                   "from us for hold_timeout, or the server or the network went down");
 }
 
 /* Keeps why the server ends an idle connection. */

@@ -200,8 +200,7 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
       store->base.layout = hl_layout_ref(inner->layout);
     else if (!is_same_layout(ours, inner->layout))
       status = hl__error(error, HL_EMISMATCH,
-                         "it has other levels or buckets than the stores before "
-                         "it");
+                         "it has other levels or buckets than the stores before it");
   }
   if (status == HL_OK) member->inner = inner;
   if (status != HL_OK && status != HL_ECONNECTION && status != HL_ENOMEM) {

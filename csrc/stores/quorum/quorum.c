@@ -27,8 +27,7 @@ static int quorum_parse(char *text, hl_dsn *dsn, hl_error *error) {
   char *strategy = hl__dsn_cut(&text, ";");
   if (!strategy || (strcmp(strategy, "majority") != 0 && strcmp(strategy, "all") != 0))
     return hl__error(error, HL_EDSN,
-                     "write a quorum as quorum:majority;dsn;dsn;dsn or "
-                     "quorum:all;dsn;dsn");
+                     "write a quorum as quorum:majority;dsn;dsn;dsn or quorum:all;dsn;dsn");
   for (char *part; text; text = part ? text : NULL) {
     part = hl__dsn_cut(&text, ";");
     char *member = part ? part : text;

@@ -41,8 +41,7 @@ static int link_make(hl__redis_session *session, const hl__redis_node *to, int64
   }
   if (status == HL_OK && (strcmp(link->node_id, to->id) != 0 || !link->master)) {
     status = hl__error(error, HL_ECONNECTION,
-                       "another node of the cluster takes its place: the map is "
-                       "read again");
+                       "another node of the cluster takes its place: the map is read again");
     if (error) error->retryable = true;
   }
   if (status == HL_OK) {
@@ -88,9 +87,7 @@ static int route_slot(hl__redis_session *session, unsigned slot, int64_t deadlin
     atomic_store(&cluster->stale, true);
   }
   (void)hl__error(error, HL_ECONNECTION,
-                  "no node of the cluster serves slot %u (CLUSTER INFO tells its "
-                  "state)",
-                  slot);
+                  "no node of the cluster serves slot %u (CLUSTER INFO tells its state)", slot);
   if (error) error->retryable = true;
   return HL_ECONNECTION;
 }

@@ -48,8 +48,7 @@ static int parse_host(char *text, hl_dsn *dsn, hl_error *error) {
   }
   if (!strchr(text, ',')) return hl__dsn_host(text, dsn, error);
   return hl__error(error, HL_EDSN,
-                   "the DSN names several hosts: write redis+sentinel:// for "
-                   "sentinels");
+                   "the DSN names several hosts: write redis+sentinel:// for sentinels");
 }
 
 /* redis:///path/to.sock, where a database is only a number; other clients write so, with a
@@ -71,9 +70,8 @@ int hl__redis_dsn(char *text, hl_dsn *dsn, hl_error *error) {
   /* The login would be as no user, or as another. */
   if (status == HL_OK && dsn->user && !dsn->password && !getenv("REDISCLI_AUTH"))
     return hl__error(error, HL_EDSN,
-                     "the DSN names a user and no password: write "
-                     "redis://user:password@host, or redis://:password@host for "
-                     "what Symfony writes as redis://password@host");
+                     "the DSN names a user and no password: write redis://user:password@host, or "
+                     "redis://:password@host for what Symfony writes as redis://password@host");
   return status;
 }
 

@@ -174,8 +174,7 @@ static int forgetful_error(int64_t wait, hl_error *error) {
   (void)hl__error(error, HL_TIMEOUT, "the server grants nothing yet");
   if (!error) return HL_TIMEOUT;
   (void)snprintf(error->reason, sizeof error->reason,
-                 "nothing is granted for %.0f s more: the server has forgotten "
-                 "what it had granted",
+                 "nothing is granted for %.0f s more: the server has forgotten what it had granted",
                  ceil((double)wait / 1000));
   error->retry_after_ms = wait;
   return HL_TIMEOUT;

@@ -222,9 +222,8 @@ bool hl__redis_tls_read(hl__redis_session *session) {
 int hl__redis_tls_open(hl__redis_store *store, hl_error *error) {
   if (store->tls == HL__REDIS_TLS_OFF) return HL_OK;
   return hl__error(error, HL_EUNSUPPORTED,
-                   "this build of hierlock has no TLS for Redis: build it where "
-                   "OpenSSL's headers are (libssl-dev), or write redis://, on "
-                   "a network that is yours");
+                   "this build of hierlock has no TLS for Redis: build it where OpenSSL's headers "
+                   "are (libssl-dev), or write redis://, on a network that is yours");
 }
 
 void hl__redis_tls_close(hl__redis_store *store) { (void)store; }

@@ -86,8 +86,7 @@ static int whose(hl__sqlite_session *session, bool *empty, int *status, hl_error
   *empty = tables == 0;
   if (!*empty && application != APPLICATION_ID)
     *status = hl__error(error, HL_ESTORE,
-                        "%s is a database of something else; name a file of its "
-                        "own for hierlock",
+                        "%s is a database of something else; name a file of its own for hierlock",
                         session->path);
   else if (!*empty && version != VERSION)
     *status = hl__error(error, HL_ESTORE,
@@ -132,9 +131,8 @@ static int layout_agree(hl__sqlite_session *session, const char *names, hl_error
   int status = hl__layout_settle(wanted, names, &store->base.layout, error);
   if (status != HL_EMISMATCH) return status;
   return hl__error(error, HL_EMISMATCH,
-                   "%s has the levels %.130s; this program wants %.90s: leave "
-                   "out `levels`, and it uses the existing ones; or name another "
-                   "file",
+                   "%s has the levels %.130s; this program wants %.90s: leave out `levels`, and it "
+                   "uses the existing ones; or name another file",
                    session->path, names, hl__layout_names(wanted, ours));
 }
 
@@ -152,8 +150,7 @@ static int set_up(hl__sqlite_session *session, int *status, hl_error *error) {
   if (code != SQLITE_OK) return code;
   if (strcmp(said, "wal") != 0) {
     *status = hl__error(error, HL_EUNSAFE_SERVER,
-                        "SQLite cannot keep %s with a write-ahead log (it says "
-                        "'%.20s')",
+                        "SQLite cannot keep %s with a write-ahead log (it says '%.20s')",
                         session->path, said);
     return SQLITE_OK;
   }

@@ -35,8 +35,7 @@ static int place_check(const char *path, const struct stat *st, hl_error *error)
   const char *remote = hl__remote_kind((unsigned long)fs.f_type);
   if (remote)
     return hl__error(error, HL_EUNSAFE_SERVER,
-                     "%s is on %s, where other machines would not be kept out; "
-                     "name a local file",
+                     "%s is on %s, where other machines would not be kept out; name a local file",
                      path, remote);
   return HL_OK;
 }

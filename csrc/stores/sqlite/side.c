@@ -98,10 +98,9 @@ static int side_map(hl__sqlite_session *session, const char *path, hl_error *err
   uint32_t version = 0;
   if (!atomic_compare_exchange_strong(&session->side->version, &version, VERSION) &&
       version != VERSION)
-    return hl__error(error, HL_ESTORE,
-                     "%s was made by another version of hierlock: see Upgrading "
-                     "in docs/operations.md",
-                     path);
+    return hl__error(
+        error, HL_ESTORE,
+        "%s was made by another version of hierlock: see Upgrading in docs/operations.md", path);
   return HL_OK;
 }
 
