@@ -48,7 +48,7 @@
  * Who may write what, and when:
  *
  *     claim: FREE to HELD or WAIT      its owner, with the lock
- *     claim: WAIT to HELD              whoever gives back or mends, with the lock, by CAS
+ *     claim: WAIT to HELD              a process that gives back, or mends, with the lock, by CAS
  *     claim: WAIT to GONE, HELD to LEFT its owner, at any time, by CAS
  *     claim: GONE or LEFT to LOOSE     any process, with the lock
  *     claim: to FREE                   its owner, or the mender of its slot, with the lock
@@ -59,6 +59,28 @@
  *     slot                             its process; bell, missed, turn, rung: any process, with
  *                                      the lock of the node's partition
  *     record: used, end                by CAS; the rest: who made it `used`
+ *
+ * Memory order, for processors that reorder, as ARM's. An atomic operation that names no order is
+ * sequentially consistent. The others are one of these (the names are of litmus tests: Alglave,
+ * Maranget and Tautschnig, "Herding Cats", 2014):
+ *
+ *     MP by the lock    Links, rows and a node's plain fields are read only with the lock, which is
+ *                       taken with acquire and given up with release. A process reuses a node that
+ *                       it has freed: it writes to it behind its own acquire, so behind the
+ *                       release of each process that has read the fields of before.
+ *     MP by the claim   HELD and FREE are stored with release. The CAS that grants comes behind
+ *                       FREE: a thread that has read the new HELD reads no old one any more. It
+ *                       has also acquired what the last holder did outside of the table.
+ *     CoRR, CoWW        Tokens are drawn relaxed, by additions to one word. A later holder has
+ *                       acquired what the earlier one released, so its addition is the later one.
+ *     SB at a futex     The waiter stores WAIT, and the kernel compares `wake` before the thread
+ *                       sleeps; the granter stores `wake` and calls the kernel. Both have the
+ *                       kernel's full barrier (futex(2)).
+ *     hints             limit, looked, gone, late_count, texts and what only counts: it does not
+ *                       matter when they are seen, or they are read again with order.
+ *
+ * A process that is killed has executed a prefix of its instructions, and the kernel has its stores
+ * seen before a mender can find its byte free.
  *
  * What is read here was written by others: each index is compared with what there is before it is
  * used (hl__shm_unit), and each list is followed for a bounded number of steps.
