@@ -125,11 +125,8 @@ static bool is_wanted(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) 
 bool hl__ask_keep(hl__quorum_ask *ask) {
   hl__quorum_part *part = &ask->lease->at[ask->member->number];
   if (ask->unwanted || !is_wanted(ask)) return false;
-  part->in = true;
   part->converted = false;
-  part->place = ask->grant.place;
-  part->token = ask->grant.token;
-  hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
+  hl__known_granted(part, &ask->grant, ask->ttl);
   return true;
 }
 
@@ -289,6 +286,11 @@ static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex
 
 void hl__member_suspect(hl__quorum_member *member) { member->suspect = true; }
 
+void hl__silent_suspect(hl__quorum_store *store, hl__quorum_ask *const *asks) {
+  for (unsigned i = 0; i < store->n; i++)
+    if (hl__ask_is_open(asks[i])) hl__member_suspect(&store->members[i]);
+}
+
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
   bool takes = hl__ask_makes(ask);
   if (takes && ask->state != HL__ASK_DONE)
@@ -315,6 +317,16 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
   }
   ask->listener = NULL;
   hl__ask_unref(ask);
+}
+
+void hl__ask_clear(hl__quorum_ask **place, bool unwanted) {
+  hl__quorum_ask *ask = *place;
+  *place = NULL;
+  if (ask) hl__ask_leave(ask, unwanted);
+}
+
+void hl__asks_leave(hl__quorum_ask *asks[HL__QUORUM_MAX], bool unwanted) {
+  for (unsigned i = 0; i < HL__QUORUM_MAX; i++) hl__ask_clear(&asks[i], unwanted);
 }
 
 void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease) {
@@ -375,8 +387,7 @@ int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *
   const hl_error *first = NULL;
   for (unsigned i = 0; i < store->n; i++) {
     const hl__quorum_ask *ask = asks[i];
-    if (ask && ask->state == HL__ASK_DONE && ask->status == HL_OK) continue;
-    if (!ask) continue;
+    if (!ask || hl__ask_is_ok(ask)) continue;
     const char *said = "it has not answered";
     if (ask->state == HL__ASK_DONE && ask->status == HL_TIMEOUT &&
         (ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_UPGRADE))

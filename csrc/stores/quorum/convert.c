@@ -69,8 +69,7 @@ static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease, hl__q
   } else if (status) {
     (void)hl__quorum_error(store, status, asks, "did not downgrade", error);
   }
-  for (unsigned i = 0; i < store->n; i++)
-    if (asks[i]) hl__ask_leave(asks[i], false);
+  hl__asks_leave(asks, false);
   return status;
 }
 

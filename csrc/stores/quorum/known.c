@@ -126,9 +126,7 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store, const hl_lease_terms *
     (void)strncpy(lease->path, request->path ? request->path : "", sizeof lease->path - 1);
   } else {
     /* Any member may have it. */
-    for (unsigned i = 0; i < store->n; i++) {
-      lease->at[i].in = true;
-    }
+    for (unsigned i = 0; i < store->n; i++) lease->at[i].in = true;
   }
   hl__quorum_lease **at = chain(store, terms->id);
   lease->next = *at;
@@ -157,6 +155,13 @@ void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl) {
   part->till = hl__deadline(sent_ms, ttl - drift(ttl));
 }
 
+void hl__known_granted(hl__quorum_part *part, const hl_grant *grant, int64_t ttl) {
+  part->in = true;
+  part->place = grant->place;
+  part->token = grant->token;
+  hl__known_sent(part, grant->sent_ms, ttl);
+}
+
 void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsigned i) {
   hl__quorum_part *part = &lease->at[i];
   part->old = part->leftover = true;
@@ -169,15 +174,14 @@ unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lea
   return in;
 }
 
-/* The `need`-th newest of the n times; 0: there are fewer. Sorts them. */
-static int64_t nth(const hl__quorum_store *store, int64_t *times, unsigned n) {
+int64_t hl__nth_greatest(int64_t *numbers, unsigned n, unsigned nth) {
   for (unsigned i = 1; i < n; i++) {
-    int64_t time = times[i];
-    unsigned at = i; /* the newest first */
-    for (; at > 0 && times[at - 1] < time; at--) times[at] = times[at - 1];
-    times[at] = time;
+    int64_t number = numbers[i];
+    unsigned at = i;
+    for (; at > 0 && numbers[at - 1] < number; at--) numbers[at] = numbers[at - 1];
+    numbers[at] = number;
   }
-  return n < store->need ? 0 : times[store->need - 1];
+  return n < nth ? 0 : numbers[nth - 1];
 }
 
 int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t ttl) {
@@ -185,7 +189,7 @@ int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *l
   unsigned n = 0;
   for (unsigned i = 0; i < store->n; i++)
     if (lease->at[i].in) sent[n++] = lease->at[i].sent_ms;
-  int64_t since = nth(store, sent, n);
+  int64_t since = hl__nth_greatest(sent, n, store->need);
   return since ? since - drift(ttl) : 0;
 }
 
@@ -194,7 +198,7 @@ int64_t hl__known_until(const hl__quorum_store *store, hl__quorum_lease *lease) 
   unsigned n = 0;
   for (unsigned i = 0; i < store->n; i++)
     if (lease->at[i].in) till[n++] = lease->at[i].till;
-  int64_t until = nth(store, till, n);
+  int64_t until = hl__nth_greatest(till, n, store->need);
   if (until && until < lease->end) lease->end = until;
   return until;
 }

@@ -50,7 +50,7 @@ static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
 /* Waits until a quorum has given one answer, or none can. A member that has not answered within
    the time of a question is suspect. */
 static void await(polling *self, int64_t deadline) HL__REQUIRES(hl__quorum_mutex) {
-  const hl__quorum_store *store = self->store;
+  hl__quorum_store *store = self->store;
   int64_t patience = self->begun + HL__QUORUM_ANSWER_MS;
   int64_t end = deadline < patience ? deadline : patience;
   for (;;) {
@@ -62,34 +62,29 @@ static void await(polling *self, int64_t deadline) HL__REQUIRES(hl__quorum_mutex
     if (hl__now_ms() >= end) break;
     hl__quorum_wait(self->session, end);
   }
-  for (unsigned i = 0; end == patience && i < store->n; i++)
-    if (self->ask[i] && self->ask[i]->state != HL__ASK_DONE)
-      hl__member_suspect(&self->store->members[i]);
+  if (end == patience) hl__silent_suspect(store, self->ask);
 }
 
 /* Waits for all members that are not suspect, and for a quorum of answers: one member may know what
    another does not. */
 static void await_all(polling *self) HL__REQUIRES(hl__quorum_mutex) {
-  const hl__quorum_store *store = self->store;
+  hl__quorum_store *store = self->store;
   int64_t end = self->begun + HL__QUORUM_ANSWER_MS;
   for (;;) {
     count(self);
     unsigned awaited = 0;
     for (unsigned i = 0; i < store->n; i++)
-      awaited += self->ask[i] && self->ask[i]->state != HL__ASK_DONE &&
-                 (!store->members[i].suspect || self->ok < store->need);
+      awaited +=
+          hl__ask_is_open(self->ask[i]) && (!store->members[i].suspect || self->ok < store->need);
     if (awaited == 0 || hl__now_ms() >= end) break;
     hl__quorum_wait(self->session, end);
   }
-  for (unsigned i = 0; i < store->n; i++)
-    if (self->ask[i] && self->ask[i]->state != HL__ASK_DONE)
-      hl__member_suspect(&self->store->members[i]);
+  hl__silent_suspect(store, self->ask);
 }
 
 /* Leaves the questions. Open ones go on, unless they are unwanted. */
 static void polling_end(polling *self, bool unwanted) HL__REQUIRES(hl__quorum_mutex) {
-  for (unsigned i = 0; i < self->store->n; i++)
-    if (self->ask[i]) hl__ask_leave(self->ask[i], unwanted);
+  hl__asks_leave(self->ask, unwanted);
 }
 
 /* The members have neither confirmed the lease nor lost it: fails. HL_TIMEOUT where the answers
@@ -173,23 +168,13 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   return status;
 }
 
-/* Adds to numbers that are in order, the greatest first. */
-static void number_add(int64_t numbers[HL__QUORUM_MAX], unsigned *n, int64_t number) {
-  unsigned at = (*n)++;
-  for (; at > 0 && numbers[at - 1] < number; at--) numbers[at] = numbers[at - 1];
-  numbers[at] = number;
-}
-
 /* The `need`-th longest of the times; 0 where fewer members have the lease. */
 static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
-  int64_t times[HL__QUORUM_MAX] = {0};
+  int64_t times[HL__QUORUM_MAX];
   unsigned n = 0;
-  for (unsigned i = 0; i < self->store->n; i++) {
-    const hl__quorum_ask *ask = self->ask[i];
-    if (ask && ask->state == HL__ASK_DONE && ask->status == HL_OK)
-      number_add(times, &n, ask->left_ms);
-  }
-  return times[self->store->need - 1];
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (hl__ask_is_ok(self->ask[i])) times[n++] = self->ask[i]->left_ms;
+  return hl__nth_greatest(times, n, self->store->need);
 }
 
 /* Asks the members that are in it whether they have its record. Returns how many are asked. */
@@ -261,19 +246,14 @@ static int drop_confirmed(polling *self, hl__quorum_lease *lease, int64_t deadli
       break;
     hl__quorum_wait(self->session, end);
   }
-  for (unsigned i = 0; end == patience && i < store->n; i++)
-    if (self->open && done < store->need && self->ask[i] && self->ask[i]->state != HL__ASK_DONE)
-      hl__member_suspect(&store->members[i]);
   if (done >= store->need) return HL_OK;
+  if (end == patience && self->open) hl__silent_suspect(store, self->ask);
   if (self->revoked || done + open < store->need) return gone(self, error);
   return unknown(self, "did not release", error);
 }
 
 void hl__quorum_drops_leave(hl__quorum_session *session) {
-  for (unsigned i = 0; i < HL__QUORUM_MAX; i++) {
-    if (session->drops[i]) hl__ask_leave(session->drops[i], false);
-    session->drops[i] = NULL;
-  }
+  hl__asks_leave(session->drops, false);
   hl__known_unref(session->dropped);
   session->dropped = NULL;
 }
@@ -326,14 +306,11 @@ static uint64_t adopted(const polling *self, hl__quorum_lease *lease)
   const uint8_t *replaced = NULL;
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
-    if (!ask || ask->state != HL__ASK_DONE || ask->status != HL_OK) continue;
+    if (!hl__ask_is_ok(ask)) continue;
     /* If members name several, each may be an import's that has counted others. */
     bool same = !replaced || memcmp(replaced, ask->grant.replaced, 16) == 0;
     replaced = same ? ask->grant.replaced : lease->terms.holder;
-    lease->at[i].in = true;
-    lease->at[i].place = ask->grant.place;
-    lease->at[i].token = ask->grant.token;
-    hl__known_sent(&lease->at[i], ask->grant.sent_ms, ask->ttl);
+    hl__known_granted(&lease->at[i], &ask->grant, ask->ttl);
     if (ask->grant.token > highest) highest = ask->grant.token;
   }
   if (replaced) memcpy(lease->replaced, replaced, 16);
@@ -347,9 +324,7 @@ static int adopted_still(const polling *taken, hl__quorum_lease *lease, hl_error
   int status = HL_OK;
   unsigned asked = inspect_ask(&self, lease);
   await_all(&self);
-  for (unsigned i = 0; i < self.store->n; i++)
-    lease->at[i].in =
-        self.ask[i] && self.ask[i]->state == HL__ASK_DONE && self.ask[i]->status == HL_OK;
+  for (unsigned i = 0; i < self.store->n; i++) lease->at[i].in = hl__ask_is_ok(self.ask[i]);
   if (self.revoked || asked - self.lost < self.store->need)
     status = gone(&self, error);
   else if (self.ok < self.store->need)
@@ -459,13 +434,9 @@ static int query_all(polling *self, hl__quorum_kind kind, const hl_lease_filter 
   return self->ok >= store->need ? HL_OK : unknown(self, "could not be asked", error);
 }
 
-static bool is_answer(const hl__quorum_ask *ask) {
-  return ask && ask->state == HL__ASK_DONE && ask->status == HL_OK;
-}
-
 /* The lease in a member's answer, or NULL. */
 static const hl_holder *found(const hl__quorum_ask *ask, const char *id) {
-  for (size_t i = 0; is_answer(ask) && i < ask->found_n; i++)
+  for (size_t i = 0; hl__ask_is_ok(ask) && i < ask->found_n; i++)
     if (!ask->found[i].waiting && strcmp(ask->found[i].id, id) == 0) return &ask->found[i];
   return NULL;
 }
@@ -480,8 +451,8 @@ static bool is_same_process(const hl_holder *a, const hl_holder *b) {
    record that ends last is shown, as an import begins a time anew. */
 static unsigned seen(const polling *self, hl_holder *holder) HL__REQUIRES(hl__quorum_mutex) {
   const hl_holder *all[HL__QUORUM_MAX];
-  int64_t times[HL__QUORUM_MAX] = {0};
-  unsigned n = 0, known = 0, modes[HL_UPDATE + 1] = {0}, need = self->store->need;
+  int64_t times[HL__QUORUM_MAX];
+  unsigned known = 0, modes[HL_UPDATE + 1] = {0}, need = self->store->need;
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl_holder *each = found(self->ask[i], holder->id);
     if (each) all[known++] = each;
@@ -492,7 +463,7 @@ static unsigned seen(const polling *self, hl_holder *holder) HL__REQUIRES(hl__qu
   bool settled = false;
   for (unsigned i = 0; i < known; i++) {
     unsigned alike = 0;
-    number_add(times, &n, all[i]->remaining_ms);
+    times[i] = all[i]->remaining_ms;
     for (unsigned j = 0; j < known; j++) alike += is_same_process(all[i], all[j]);
     if (alike >= need || (!settled && all[i]->remaining_ms > shown->remaining_ms)) shown = all[i];
     settled = settled || alike >= need;
@@ -501,8 +472,8 @@ static unsigned seen(const polling *self, hl_holder *holder) HL__REQUIRES(hl__qu
   }
   *holder = *shown;
   if (mode) holder->mode = mode;
-  holder->remaining_ms = times[(n < need ? n : need) - 1];
-  return n;
+  holder->remaining_ms = hl__nth_greatest(times, known, known < need ? known : need);
+  return known;
 }
 
 /* Whether an earlier member than `before` has named it. */
@@ -521,7 +492,7 @@ static void tell(const polling *self, hl_holder_fn fn, void *context)
   bool first = true;
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
-    if (!is_answer(ask)) continue;
+    if (!hl__ask_is_ok(ask)) continue;
     for (size_t j = 0; j < ask->found_n; j++) {
       hl_holder holder = ask->found[j];
       bool named = holder.id[0] && !holder.waiting;
@@ -560,12 +531,12 @@ int hl__quorum_holders(hl_session *base, const hl_lease_filter *filter, hl_holde
 /* How many leases of a quorum the members have revoked, supposing that silent members have revoked
    as many. A single member's number would include records of waiters, which are no leases yet. */
 static uint64_t revoked_count(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
-  int64_t counts[HL__QUORUM_MAX] = {0};
+  int64_t counts[HL__QUORUM_MAX];
   unsigned n = 0, silent = self->store->n - self->ok;
   for (unsigned i = 0; i < self->store->n; i++)
-    if (is_answer(self->ask[i])) number_add(counts, &n, (int64_t)self->ask[i]->count);
+    if (hl__ask_is_ok(self->ask[i])) counts[n++] = (int64_t)self->ask[i]->count;
   unsigned nth = self->store->need > silent ? self->store->need - silent : 1;
-  return n < nth ? 0 : (uint64_t)counts[nth - 1];
+  return (uint64_t)hl__nth_greatest(counts, n, nth);
 }
 
 /* A member that could not be asked keeps its record, which makes no quorum. The other members tell

@@ -218,13 +218,6 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
   return status;
 }
 
-static void session_close(hl__quorum_member *member, hl_session *session)
-    HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_mutex_unlock(member->store);
-  member->ops->session_close(session);
-  hl__quorum_mutex_lock(member->store);
-}
-
 /* A session on which nothing is outstanding. *used: it was used before. */
 static int session_get(hl__quorum_member *member, hl_session **session, bool *used, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
@@ -252,12 +245,16 @@ static int session_get(hl__quorum_member *member, hl_session **session, bool *us
   return status;
 }
 
-static void session_put(hl__quorum_member *member, hl_session *session)
+/* ended: it is of no use any more. */
+static void session_put(hl__quorum_member *member, hl_session *session, bool ended)
     HL__REQUIRES(hl__quorum_mutex) {
-  if (member->idle_count < HL__QUORUM_IDLE)
+  if (!ended && member->idle_count < HL__QUORUM_IDLE) {
     member->idle[member->idle_count++] = session;
-  else
-    session_close(member, session);
+    return;
+  }
+  hl__quorum_mutex_unlock(member->store);
+  member->ops->session_close(session);
+  hl__quorum_mutex_lock(member->store);
 }
 
 /* Fills in the request to the member's store. */
@@ -375,10 +372,7 @@ static int ask_once(hl__quorum_ask *ask, bool *again) HL__REQUIRES(hl__quorum_mu
   }
   ask->session = NULL;
   /* A hint of the interruption may still be on it. */
-  if (status == HL_ECONNECTION || (sends && ask->interrupted))
-    session_close(member, session);
-  else
-    session_put(member, session);
+  session_put(member, session, status == HL_ECONNECTION || (sends && ask->interrupted));
   *again = status == HL_ECONNECTION && used && !ask->interrupted && (!sends || is_repeatable(ask));
   /* If the look fails, so does the presence, which tells the error. */
   return sends && ask->kind == HL__ASK_OPEN ? HL_OK : status;
@@ -402,10 +396,7 @@ static bool record_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   status = recalls ? leases->recall(session, &terms, deadline, NULL)
                    : leases->drop(session, &terms, true, deadline, NULL);
   hl__quorum_mutex_lock(member->store);
-  if (status == HL_ECONNECTION)
-    session_close(member, session);
-  else
-    session_put(member, session);
+  session_put(member, session, status == HL_ECONNECTION);
   return status == HL_OK || status == HL_ELOST;
 }
 
@@ -427,10 +418,8 @@ static void presence_renew(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   bool used;
   if (!hl__presence_is_due(ask) || session_get(member, &session, &used, NULL)) return;
   /* Meanwhile another thread may have renewed it, or the end of the presence came. */
-  if (hl__presence_is_due(ask) && hl__presence_renew(ask, session) == HL_ECONNECTION)
-    session_close(member, session);
-  else
-    session_put(member, session);
+  bool ended = hl__presence_is_due(ask) && hl__presence_renew(ask, session) == HL_ECONNECTION;
+  session_put(member, session, ended);
 }
 
 static void suspect_end(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {

@@ -126,27 +126,21 @@ static void members_ask(hl__quorum_store *store, hl__quorum_session *session, hl
   unsigned open = 0;
   int64_t patience = HL_FOREVER;
   for (unsigned i = 0; i < store->n; i++) {
-    if (only && !(only[i] && only[i]->state == HL__ASK_DONE && !only[i]->status)) continue;
+    if (only && !hl__ask_is_ok(only[i])) continue;
     asks[i] = hl__ask_new(&store->members[i], kind, NULL, NULL, session);
     if (asks[i]) hl__ask_give(asks[i]);
   }
   for (;;) {
     open = *opened = 0;
     for (unsigned i = 0; i < store->n; i++) {
-      open += asks[i] && asks[i]->state != HL__ASK_DONE;
-      *opened += asks[i] && asks[i]->state == HL__ASK_DONE && asks[i]->status == HL_OK;
+      open += hl__ask_is_open(asks[i]);
+      *opened += hl__ask_is_ok(asks[i]);
     }
     if (*opened >= store->need && patience == HL_FOREVER) patience = hl__now_ms() + OPEN_MS;
     if (open == 0 || hl__now_ms() >= patience || (!only && *opened + open < store->need)) break;
     hl__quorum_wait(session, patience);
   }
-  for (unsigned i = 0; i < store->n; i++)
-    if (asks[i] && asks[i]->state != HL__ASK_DONE) hl__member_suspect(&store->members[i]);
-}
-
-static void asks_leave(hl__quorum_ask **asks) HL__REQUIRES(hl__quorum_mutex) {
-  for (unsigned i = 0; i < HL__QUORUM_MAX; i++)
-    if (asks[i]) hl__ask_leave(asks[i], false);
+  hl__silent_suspect(store, asks);
 }
 
 /* Opens all at once. HL_OK: a quorum is open, none is refused for what will not pass, and none that
@@ -173,8 +167,8 @@ static int members_open(hl__quorum_store *store, hl__quorum_session *session, hl
     members_ask(store, session, HL__ASK_JOIN, asks, joins, &joined);
     status = hl__quorum_stopped(store, error);
   }
-  asks_leave(asks);
-  asks_leave(joins);
+  hl__asks_leave(asks, false);
+  hl__asks_leave(joins, false);
   return status;
 }
 
@@ -310,7 +304,7 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
       const hl__quorum_ask *ask = session->drops[i];
       if (store->members[i].suspect) continue;
       open += session->dropped->at[i].making > 0 ||
-              (ask && ask->state != HL__ASK_DONE && now < ask->begun + HL__QUORUM_ANSWER_MS / 2);
+              (hl__ask_is_open(ask) && now < ask->begun + HL__QUORUM_ANSWER_MS / 2);
     }
     if (open == 0 || (store->n - open >= store->need && now >= session->told + GRACE_MS)) break;
     if (hl__left_ms(deadline) == 0) {

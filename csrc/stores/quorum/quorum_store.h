@@ -253,6 +253,18 @@ void hl__ask_give(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 /* The caller listens no more, and gives his reference back. unwanted: the member is to stop; a
    thread gives its grant back. */
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) HL__REQUIRES(hl__quorum_mutex);
+/* Leaves the question at that place, if there is one, and empties the place. */
+void hl__ask_clear(hl__quorum_ask **place, bool unwanted) HL__REQUIRES(hl__quorum_mutex);
+/* Leaves the questions to all members. */
+void hl__asks_leave(hl__quorum_ask *asks[HL__QUORUM_MAX], bool unwanted)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Whether the question is not answered yet; whether the answer is HL_OK. NULL: neither. */
+static inline bool hl__ask_is_open(const hl__quorum_ask *ask) {
+  return ask && ask->state != HL__ASK_DONE;
+}
+static inline bool hl__ask_is_ok(const hl__quorum_ask *ask) {
+  return ask && ask->state == HL__ASK_DONE && ask->status == HL_OK;
+}
 /* An hl_holder_fn: keeps it in the ask. */
 void hl__ask_found(void *ask, const hl_holder *holder);
 /* Has the member drop a lease, and does not wait. */
@@ -263,6 +275,9 @@ void hl__ask_takes_end(hl__quorum_member *member, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* The member has not answered in time. */
 void hl__member_suspect(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
+/* The members whose questions are open have not. */
+void hl__silent_suspect(hl__quorum_store *store, hl__quorum_ask *const *asks)
+    HL__REQUIRES(hl__quorum_mutex);
 /* Waits, without the mutex, for an answer, an interruption, or the time. */
 void hl__quorum_wait(hl__quorum_session *session, int64_t until) HL__REQUIRES(hl__quorum_mutex);
 /* For the thread that asks: the first in the queue, which runs from now on, with the queue's
@@ -335,6 +350,9 @@ bool hl__known_goes_on(const hl__quorum_store *store) HL__REQUIRES(hl__quorum_mu
 /* The member has the record for ttl ms from sent_ms on. */
 void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex);
+/* The member has granted it, for ttl ms from grant->sent_ms on. */
+void hl__known_granted(hl__quorum_part *part, const hl_grant *grant, int64_t ttl)
+    HL__REQUIRES(hl__quorum_mutex);
 /* The member's record may be in an older mode. The record does not count, as long as a quorum is
    left without it. Healing makes it anew. */
 void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsigned i)
@@ -342,6 +360,8 @@ void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsig
 /* Takes the lease out of the table. */
 void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
+/* The nth greatest of n numbers, which it sorts; 0: there are fewer. */
+int64_t hl__nth_greatest(int64_t *numbers, unsigned n, unsigned nth);
 /* How many members are in the lease. */
 unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);

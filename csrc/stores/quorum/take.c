@@ -73,7 +73,7 @@ static unsigned granted_by(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 static void last_set(taking *self, unsigned i, hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  if (self->last[i]) hl__ask_leave(self->last[i], false);
+  hl__ask_clear(&self->last[i], false);
   self->last[i] = ask;
 }
 
@@ -121,8 +121,7 @@ static void give_back(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
                   self->lease, NULL, self->session);
   if (!self->shown) part_of(self, i)->in = false;
   part_of(self, i)->converted = self->raised[i] = false;
-  if (self->keep[i]) hl__ask_leave(self->keep[i], true);
-  self->keep[i] = NULL;
+  hl__ask_clear(&self->keep[i], true);
   if (!ask && self->shown) hl__known_old(self->store, self->lease, i);
   if (!ask) {
     part_of(self, i)->leftover = true;
@@ -136,7 +135,6 @@ static void give_back(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
 /* Reads the answer of a member to a take, or to a drop. */
 static void answer_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_ask *ask = self->ask[i];
-  hl__quorum_part *part = part_of(self, i);
   bool takes = is_taking(self, i);
   if (!ask || ask->state != HL__ASK_DONE) return;
   self->ask[i] = NULL;
@@ -147,19 +145,11 @@ static void answer_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex)
   }
   if (hl__quorum_is_revoked(ask)) self->revoked = &ask->error;
   self->behind = self->behind || ask->status == HL__BEHIND_UPDATE;
-  if (ask->status == HL_OK && self->shown) {
-    self->failed[i] = self->raised[i] = false;
-  } else if (ask->status == HL_OK) {
-    part->in = true;
-    part->place = ask->grant.place;
-    part->token = ask->grant.token;
-    hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
-    self->failed[i] = self->raised[i] = false;
-  } else if (ask->status == HL_TIMEOUT) {
-    self->refused[i] = true;
-    self->failed[i] = false;
-  } else {
-    self->failed[i] = true;
+  self->failed[i] = ask->status != HL_OK && ask->status != HL_TIMEOUT;
+  if (ask->status == HL_TIMEOUT) self->refused[i] = true;
+  if (ask->status == HL_OK) {
+    self->raised[i] = false;
+    if (!self->shown) hl__known_granted(part_of(self, i), &ask->grant, ask->ttl);
   }
   last_set(self, i, ask);
 }
@@ -218,11 +208,8 @@ static void leave_behind(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex
   if (is_taking(self, i)) {
     self->ask[i]->references++;
     last_set(self, i, self->ask[i]);
-    hl__ask_leave(self->ask[i], true);
-  } else if (self->ask[i]) {
-    hl__ask_leave(self->ask[i], false);
   }
-  self->ask[i] = NULL;
+  hl__ask_clear(&self->ask[i], is_taking(self, i));
 }
 
 /* Whether it can be said what the try has made. */
@@ -253,11 +240,8 @@ static void try_end(taking *self, unsigned first) HL__REQUIRES(hl__quorum_mutex)
   self->again = hl__now_ms() + self->pause;
   self->pause = 2 * self->pause < AGAIN_MAX_MS ? 2 * self->pause : AGAIN_MAX_MS;
   for (unsigned i = first; i < self->store->n; i++) {
-    if (is_taking(self, i) && self->waits != (int)i) {
-      /* The try does not need the answer any more. */
-      hl__ask_leave(self->ask[i], true);
-      self->ask[i] = NULL;
-    }
+    /* The try does not need the answer any more. */
+    if (is_taking(self, i) && self->waits != (int)i) hl__ask_clear(&self->ask[i], true);
     if (has(self, i)) give_back(self, i);
   }
 }
@@ -301,8 +285,7 @@ static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   if (self->store->n - failures(self) < self->store->need) return HL_ECONNECTION;
   if (within_reach(self) < self->store->need) return HL_TIMEOUT;
   if (self->waits >= 0 && !self->ask[self->waits]) {
-    if (self->alive) hl__ask_leave(self->alive, true);
-    self->alive = NULL;
+    hl__ask_clear(&self->alive, true);
     self->waits = -1; /* it has answered */
   }
   unsigned first = first_open(self);
@@ -320,13 +303,9 @@ static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   }
   if (self->waits < 0) return HL_OK;
   hl__quorum_member *member = &self->store->members[self->waits];
-  if (self->alive && self->alive->state == HL__ASK_DONE) {
-    hl__ask_leave(self->alive, false);
-    self->alive = NULL;
-  }
+  if (self->alive && self->alive->state == HL__ASK_DONE) hl__ask_clear(&self->alive, false);
   if (self->alive && now >= self->alive->begun + HL__QUORUM_ANSWER_MS) {
-    hl__ask_leave(self->alive, true);
-    self->alive = NULL;
+    hl__ask_clear(&self->alive, true);
     leave_behind(self, (unsigned)self->waits);
     return HL_OK;
   }
@@ -414,8 +393,7 @@ static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++) {
     hl__quorum_ask *ask = self->keep[i];
     if (!ask || hl__now_ms() < ask->begun + HL__QUORUM_ANSWER_MS) continue;
-    self->keep[i] = NULL;
-    hl__ask_leave(ask, true);
+    hl__ask_clear(&self->keep[i], true);
     hl__member_suspect(&self->store->members[i]);
     if (!has(self, i)) continue; /* it was only told the token */
     self->failed[i] = true;
@@ -487,11 +465,7 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 static void rest_leave(taking *self) HL__REQUIRES(hl__quorum_mutex) {
-  for (unsigned i = 0; i < self->store->n; i++) {
-    if (!self->ask[i]) continue;
-    hl__ask_leave(self->ask[i], self->waits == (int)i);
-    self->ask[i] = NULL;
-  }
+  for (unsigned i = 0; i < self->store->n; i++) hl__ask_clear(&self->ask[i], self->waits == (int)i);
 }
 
 /* The members that have granted are in the lease. Late grants are welcome while it is held. The
@@ -528,10 +502,7 @@ static void give_up(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     self->lease->end = hl__deadline(hl__boot_ms(), self->lease->terms.ttl); /* refreshed till now */
   }
   for (unsigned i = 0; i < self->store->n; i++) {
-    if (is_taking(self, i)) {
-      hl__ask_leave(self->ask[i], true);
-      self->ask[i] = NULL;
-    }
+    if (is_taking(self, i)) hl__ask_clear(&self->ask[i], true);
     if (has(self, i)) give_back(self, i);
   }
   for (bool open = true; open && hl__left_ms(end) > 0;) {
@@ -548,12 +519,10 @@ static void give_up(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 static void taking_end(taking *self) HL__REQUIRES(hl__quorum_mutex) {
-  if (self->alive) hl__ask_leave(self->alive, true);
-  for (unsigned i = 0; i < self->store->n; i++) {
-    if (self->ask[i]) hl__ask_leave(self->ask[i], false);
-    if (self->last[i]) hl__ask_leave(self->last[i], false);
-    if (self->keep[i]) hl__ask_leave(self->keep[i], false);
-  }
+  hl__ask_clear(&self->alive, true);
+  hl__asks_leave(self->ask, false);
+  hl__asks_leave(self->last, false);
+  hl__asks_leave(self->keep, false);
   hl__rows_unref(self->rows);
   hl__rows_unref(self->shown);
   hl__rows_unref(self->back);
