@@ -545,10 +545,9 @@ static void answered(hl__call *call, hl__connection *connection, int status, int
     connection->answered = sent_ms;
     connection->asked = 0; /* the answer to that came before */
   }
-  if (!manager->ops->traits.expires) return;
   if (lost)
     hold->kept_until = 0;
-  else if (sent_ms && hold->kept_until) /* not interrupted */
+  else if (manager->ops->traits.expires && sent_ms && hold->kept_until) /* not interrupted */
     hold->kept_until = hl__deadline(sent_ms, manager->config.hold_timeout);
 }
 
@@ -666,7 +665,6 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
   } else if (held && status == HL_DEADLOCK) {
     /* The store has already given everything back. */
     hold->connection = hold->watched = NULL;
-    hold->kept_until = 0;
     hl__manager_event(manager, HL__HOLD_ENDS, 0, 0);
     hl__manager_held(manager, &hold->span);
     hl__pool_put(manager, connection);

@@ -17,6 +17,7 @@
 #include "leftovers.h"
 #include "waiting.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -568,6 +569,52 @@ static void test_all_are_refused(void **state) {
   crowd_free(&crowd);
 }
 
+/* The manager whose keeper is watched, and what its pauses were: how many waited in the first, and
+   how many were of a second or more. */
+static _Atomic(hl_manager *) paused;
+static atomic_uint_fast64_t waiting_then;
+static atomic_int long_pauses;
+
+int nanosleep(const struct timespec *time, struct timespec *rest) {
+  hl_manager *manager = atomic_load(&paused);
+  hl_stats stats;
+  if (manager) {
+    hl_manager_stats(manager, &stats);
+    if (atomic_load(&waiting_then) == 0) atomic_store(&waiting_then, stats.waiting);
+    if (time->tv_sec > 0) atomic_fetch_add(&long_pauses, 1);
+  }
+  int failure = clock_nanosleep(CLOCK_MONOTONIC, 0, time, rest);
+  if (failure == 0) return 0;
+  errno = failure;
+  return -1;
+}
+
+static void all_expire_at_once(int n) {
+  crowd_of crowd;
+  crowd_start(&crowd, n, "u1/a1");
+  int64_t end = hl__now_ms() + 1000;
+  for (int i = 0; i < n; i++)
+    crowd.pending[i] = start(crowd.manager, "u1/a1/r1", HL_EXCLUSIVE, hl__left_ms(end));
+  atomic_store(&paused, crowd.manager);
+  for (int i = 0; i < n; i++)
+    assert_int_equal(hl_pending_wait(crowd.pending[i], DEADLINE, &(hl_lock *){NULL}, NULL),
+                     HL_TIMEOUT);
+  atomic_store(&paused, NULL);
+  crowd_free(&crowd);
+}
+
+/* A thread that takes a mutex again at once starves the others, so the keeper sleeps between two
+   pieces of its work: not for long, as waits would end late. On a busy machine others may have
+   ended the waits before the keeper comes. */
+static void test_the_keeper_gives_way(void **state) {
+  (void)state;
+  for (int i = 0; i < 10 && atomic_load(&waiting_then) == 0; i++) all_expire_at_once(600);
+  assert_in_range(atomic_load(&waiting_then), 1, 599);
+  assert_int_equal(atomic_load(&long_pauses), 0);
+}
+
+/* A handler of exit() may close a manager whose pendings are granted at this moment. */
+
 /* --------------------------------------------------------- amidst exit() */
 
 static crowd_of closed_late;
@@ -629,6 +676,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_without_any_thread),
       cmocka_unit_test(test_many),
       cmocka_unit_test(test_all_are_refused),
+      cmocka_unit_test(test_the_keeper_gives_way),
       cmocka_unit_test(test_closed_by_a_handler_of_exit),
       cmocka_unit_test(nothing_is_left),
   };

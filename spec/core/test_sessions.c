@@ -38,12 +38,15 @@ static struct {
   atomic_bool ended;     /* the connections have ended */
   atomic_bool told;      /* bytes have come that are not read yet */
   atomic_bool blocked;   /* a lock is not granted: its wait ends in time */
+  atomic_bool circle;    /* and the server ends its wait, with all that the session has */
+  atomic_bool dawdles;   /* the other threads, before they take a mutex */
   atomic_bool hangs;     /* nor does its wait end in time */
   atomic_bool deaf;      /* and it hears of no interruption */
   atomic_int early;      /* ms after which a wait ends, though its time is not up */
   atomic_bool asks;      /* who holds is not said as long as this */
   atomic_bool ends;      /* the connection ends right behind the answer to a sign of life */
   atomic_int connect_ms; /* how long the last connecting may have taken */
+  atomic_int stores;     /* opened in this process and its parent */
   atomic_int opened, closed, locks, unlocks, renewals, looks, interrupts, asked;
   atomic_int behind;   /* renewals that were sent behind a release */
   atomic_int slow;     /* the close with this number takes a while */
@@ -67,6 +70,7 @@ static int fake_open(const hl_store_config *config, hl_store **result, hl_error 
   *result = calloc(1, sizeof **result);
   assert_non_null(*result);
   (*result)->layout = hl_layout_ref(config->layout);
+  atomic_fetch_add(&store.stores, 1);
   return HL_OK;
 }
 
@@ -104,6 +108,7 @@ static int fake_take(hl_session *base, const hl_request *request, hl_grant *gran
     int64_t now = hl__now_ms();
     if ((self->interrupted && !store.deaf) || now - begun > HANGS_MS)
       return hl__error(error, HL_ECONNECTION, "the connection has ended");
+    if (store.circle) return hl__error(error, HL_DEADLOCK, "a deadlock");
     if (!store.hangs && (request->try_once || now > request->deadline ||
                          (store.early && now - begun >= store.early))) {
       grant->sent_ms = now; /* it has answered that */
@@ -341,6 +346,33 @@ static void a_check_looks_once_more_behind_the_answer(void **state) {
   hl_manager_close(manager);
 }
 
+/* The server has given everything back by then: others may have it before the extend is done. */
+static void a_lock_that_a_deadlock_ended_is_believed_no_more(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  hl_lock *lock = acquire(manager, "u1"), *none;
+  hl_plan *plan = plan_of(manager, "u2");
+  hl_pending *pending;
+  hl_stats stats;
+  store.blocked = true;
+  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL), HL_OK);
+  (void)await(&store.locks, 2);
+  assert_true(hl_lock_is_held(lock));
+  store.dawdles = store.circle = true;
+  do {
+    (void)usleep(500);
+    hl_manager_stats(manager, &stats);
+  } while (stats.held > 0);
+  assert_false(hl_lock_is_held(lock));
+  store.dawdles = false;
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL), HL_DEADLOCK);
+  assert_false(hl_lock_is_held(lock));
+  hl_pending_free(pending);
+  hl_plan_free(plan);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
 /* The extend has ended, and is not done: it asks who was in the way. */
 static void a_lock_is_looked_at_while_holders_are_asked_for(void **state) {
   (void)state;
@@ -484,6 +516,7 @@ int pthread_mutex_lock(pthread_mutex_t *mutex) {
     atomic_store(&real, found);
   }
   mutexes_taken++;
+  if (store.dawdles && gettid() != getpid()) (void)usleep(SLOW_US);
   return atomic_load(&real)(mutex);
 }
 
@@ -878,13 +911,31 @@ static void exit_awaits_the_close_of_a_connection(void **state) {
   }
 }
 
+/* A thread of the parent may have the mutex of the parent's store, or wait there, at the fork. No thread does here. */
+static void a_forked_child_opens_the_store_anew(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  int status;
+  pid_t child = fork();
+  if (child == 0) {
+    hl_lock *lock;
+    status = try_acquire(manager, "u1", SOON_MS, &lock);
+    _exit(status == HL_OK && store.stores == 2 ? 0 : 1);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  hl_manager_close(manager);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(exit_awaits_the_close_of_a_connection),
+      cmocka_unit_test(a_forked_child_opens_the_store_anew),
       cmocka_unit_test(a_lock_is_counted_from_the_sending),
       cmocka_unit_test(a_lock_is_lost_when_its_time_is_up),
       cmocka_unit_test(the_keeper_renews_what_is_held),
       cmocka_unit_test(what_came_during_a_call_may_be_its_loss),
+      cmocka_unit_test(a_lock_that_a_deadlock_ended_is_believed_no_more),
       cmocka_unit_test(a_lock_is_looked_at_while_holders_are_asked_for),
       cmocka_unit_test(a_sign_of_life_before_an_extend_is_not_awaited_after_it),
       cmocka_unit_test(no_sign_of_life_is_sent_behind_a_release),
