@@ -1,14 +1,19 @@
 /*
  * test_sqlite.c - SQLite where a file of the database cannot be opened for a moment, as when the process has no
- * descriptor left.
+ * descriptor left; and a write while another program writes.
  */
 #include "hierlock.h"
+#include "clock.h"
+#include "dsn.h"
+#include "store.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <sqlite3.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -55,6 +60,16 @@ static int take_and_release(hl_manager *manager, hl_error *error) {
   return status;
 }
 
+static void directory_remove(const char *directory) {
+  static const char *const names[] = {"db", "db-wal", "db-shm", "db-hierlock"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    char path[96];
+    (void)snprintf(path, sizeof path, "%s/%s", directory, names[i]);
+    (void)unlink(path);
+  }
+  assert_int_equal(rmdir(directory), 0);
+}
+
 /* SQLite then opens the log for reading only, and its connection can never write. */
 static void a_log_that_cannot_be_opened_for_writing_is_opened_anew(void **state) {
   static const struct hl_store_ops *const stores[] = {&hl_store_sqlite, NULL};
@@ -87,17 +102,76 @@ static void a_log_that_cannot_be_opened_for_writing_is_opened_anew(void **state)
   opens_pass(false);
   hl_manager_close(manager);
   hl_layout_unref(config.layout);
-  static const char *const names[] = {"db", "db-wal", "db-shm", "db-hierlock"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    char path[96];
-    (void)snprintf(path, sizeof path, "%s/%s", directory, names[i]);
-    (void)unlink(path);
-  }
-  assert_int_equal(rmdir(directory), 0);
+  directory_remove(directory);
+}
+
+#define SOON_MS 20000 /* on a busy machine, too */
+
+static atomic_int sleeps, sleeps_ended; /* of a session; exit() is told of each */
+static void sleep_begins(void) { atomic_fetch_add(&sleeps, 1); }
+static void sleep_ends(void) { atomic_fetch_add(&sleeps_ended, 1); }
+
+static void sleeps_await(int n) {
+  int64_t end = hl__now_ms() + SOON_MS;
+  while (atomic_load(&sleeps) < n && hl__now_ms() < end) (void)usleep(500);
+  assert_true(atomic_load(&sleeps) >= n);
+}
+
+static void *raise_tokens(void *context) {
+  hl_session *session = context;
+  int64_t deadline = hl__now_ms() + SOON_MS;
+  int status = session->store->leases->raise(session, 5, deadline, NULL);
+  return (void *)(intptr_t)status;
+}
+
+/* It may be the release of a lease that no handle has any more. */
+static void a_write_in_line_is_not_interrupted(void **state) {
+  char directory[] = "/tmp/hierlock-sqlite-XXXXXX", dsn[64], path[64];
+  hl_dsn parsed;
+  hl_store_config config = {.dsn = &parsed,
+                            .application = "test",
+                            .host = "here",
+                            .wait_begin = sleep_begins,
+                            .wait_end = sleep_ends};
+  hl_store *store;
+  hl_session *session;
+  hl_error error;
+  sqlite3 *other;
+  pthread_t thread;
+  void *status;
+  (void)state;
+  assert_non_null(mkdtemp(directory));
+  (void)snprintf(dsn, sizeof dsn, "sqlite:%s/db", directory);
+  (void)snprintf(path, sizeof path, "%s/db", directory);
+  assert_int_equal(hl_layout_new(NULL, 0, 0, &config.layout, &error), HL_OK);
+  assert_int_equal(hl_dsn_parse(dsn, hl_store_sqlite.parse, &parsed, NULL), HL_OK);
+  assert_int_equal(hl_store_sqlite.open(&config, &store, &error), HL_OK);
+  assert_int_equal(hl_store_sqlite.session_open(store, hl__now_ms() + SOON_MS, &session, &error),
+                   HL_OK);
+  assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
+  assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+
+  assert_int_equal(pthread_create(&thread, NULL, raise_tokens, session), 0);
+  sleeps_await(1);
+  hl_store_sqlite.interrupt(session);
+  sleeps_await(atomic_load(&sleeps) + 3);
+  assert_int_equal(sqlite3_exec(other, "COMMIT", NULL, NULL, NULL), SQLITE_OK);
+  assert_int_equal(pthread_join(thread, &status), 0);
+  assert_int_equal((intptr_t)status, HL_OK);
+  assert_int_equal(atomic_load(&sleeps_ended), atomic_load(&sleeps));
+
+  assert_int_equal(sqlite3_close(other), SQLITE_OK);
+  hl_store_sqlite.session_close(session);
+  hl_store_sqlite.close(store);
+  hl_dsn_dispose(&parsed);
+  hl_layout_unref(config.layout);
+  directory_remove(directory);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_log_that_cannot_be_opened_for_writing_is_opened_anew)};
+      cmocka_unit_test(a_log_that_cannot_be_opened_for_writing_is_opened_anew),
+      cmocka_unit_test(a_write_in_line_is_not_interrupted),
+  };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -85,12 +85,10 @@ int hl__sqlite_step(sqlite3_stmt *statement) {
 }
 
 int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number) {
-  sqlite3_stmt *statement = session->statements[number];
-  if (!statement) statement = hl__sqlite_statement(session, number);
+  sqlite3_stmt *statement = hl__sqlite_statement(session, number); /* keeps what is bound */
   if (!statement) return sqlite3_extended_errcode(session->db);
   int code = sqlite3_step(statement);
-  (void)sqlite3_reset(statement);
-  return code == SQLITE_DONE || code == SQLITE_ROW ? SQLITE_OK : code;
+  return code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
 int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, hl_error *error) {
