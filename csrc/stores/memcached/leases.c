@@ -294,8 +294,6 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   inquest self = {session, request->lease, hl__now_ms() + HL__MEMCACHED_ANSWER_MS, NULL};
   int status = hl__memcached_convert(session, request, grant, error);
   grant->place = request->lease->place;
-  /* A late interruption is forgotten by settle. */
-  (void)hl__wakeup_interruption_take(&session->wakeup);
   if (status != HL_ELOST) return status;
   status = begin(&self, grant->place, error);
   return status ? status : lost(&self, error);
@@ -485,15 +483,6 @@ static int id_find(const inquiry *self, uint64_t *root, bool *found, hl_error *e
   return status;
 }
 
-static bool has_root(const hl__memcached_document *document, const hl__memcached_entry *entry,
-                     uint64_t root) {
-  const hl_row *rows = &document->rows[entry->first];
-  size_t roots = hl__memcached_roots(&rows, entry->n);
-  for (size_t i = 0; i < roots; i++)
-    if (rows[i].bucket == root) return true;
-  return false;
-}
-
 static bool is_asked_for(const inquiry *self, const hl__memcached_document *document,
                          const hl__memcached_entry *entry) {
   if (!entry->granted && !self->waits) return false;
@@ -505,7 +494,7 @@ static bool is_asked_for(const inquiry *self, const hl__memcached_document *docu
   size_t roots = hl__memcached_roots(&rows, self->filter->n);
   for (size_t i = 0; i < roots; i++) {
     if (rows[i].bucket == document->root) break;
-    if (has_root(document, entry, rows[i].bucket)) return false;
+    if (hl__memcached_row_of(document, entry, &rows[i])) return false;
   }
   return true;
 }

@@ -422,9 +422,7 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
   if (status && status != HL_ECONNECTION && self.lives) status = undo(&self, status, error);
   if (status && status != HL_ECONNECTION) grant->sent_ms = 0;
   free(self.live.data);
-  /* A late interruption is forgotten by settle. */
-  (void)hl__wakeup_interruption_take(&session->wakeup);
-  return status;
+  return status; /* settle forgets a late interruption */
 }
 
 /* ------------------------------------------------------------- converting */
