@@ -148,16 +148,12 @@ int hl__redis_cluster_read(hl__redis_session *session, int64_t deadline, hl_erro
 /* Where a new session connects to: the DSN's address, or, after that has failed, the others.
    False: no such address. */
 bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i, hl__redis_address *address) {
-  bool found = false;
-  if (!store->cluster || i == 0) return false;
+  if (!store->cluster) return false;
   hl__redis_store_lock(store);
-  unsigned n = store->cluster->n + 1;
-  if (i % n) {
-    *address = store->cluster->nodes[i % n - 1].address;
-    found = true;
-  }
+  unsigned at = i % (store->cluster->n + 1);
+  if (at) *address = store->cluster->nodes[at - 1].address;
   hl__redis_store_unlock(store);
-  return found;
+  return at != 0;
 }
 
 unsigned hl__redis_cluster_size(hl__redis_store *store) {
