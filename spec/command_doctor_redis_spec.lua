@@ -6,6 +6,7 @@ local json = require "dkjson"
 local support = require "spec.support"
 local doctor = require "spec.support.doctor"
 local program = require "spec.support.command"
+local proxy = require "spec.support.proxy"
 
 local at_end, findings_of, examine, status_of, assert_finding, shell, follow =
   doctor.at_end, doctor.findings_of, doctor.examine, doctor.status_of, doctor.assert_finding, doctor.shell, doctor.follow
@@ -160,6 +161,20 @@ support.on_redis(function(store)
       set("timeout", "60")
       assert_mended("time-outs", dsn)
     end
+  end)
+
+  it("leaves the server before it tries a lock: there may be room for few", function()
+    local between
+    local beside = false
+    between = proxy.open(store, function(data)
+      local ours, later = between.connections[1], between.connections[2]
+      beside = beside or later and not ours.client:is_closing()
+      return data
+    end)
+    at_end(between.close)
+    assert.equal("ok", status_of(examine(between.dsn), "a lock"))
+    assert.is_true(#between.connections > 1)
+    assert.is_false(beside)
   end)
 
   it("counts replicas as the DSN says it, and the line is what the DSN takes", function()

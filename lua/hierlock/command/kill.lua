@@ -263,7 +263,6 @@ local function finish(run, listed, watch)
     return NONE
   end
   local done, failed = end_each(run, listed, watch)
-  if run.connection then run.connection:close() end
   ok, err = report(run)
   if not done or not ok then return nil, failed or err end
   if watch.hit then error("interrupted!", 0) end
@@ -293,7 +292,6 @@ function kill.run(arguments)
   local watch = terminal.interruptions()
   local ran, status, failure = pcall(finish, run, listed, watch)
   watch.close()
-  manager:close()
   if not ran then error(status, 0) end
   -- A session that was named is seen as a whole; what else holds the target, or is the owner's, may not be.
   if status == 0 and err and not arguments.session then return nil, err end
