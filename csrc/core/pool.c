@@ -106,10 +106,15 @@ void hl__pool_unlink(hl_manager *manager, hl__connection *connection) {
   manager->pool.room(manager);
 }
 
+/* How many connections there may be. A query, and one that runs, takes no call's room. */
+static unsigned limit_of(const hl_manager *manager, bool query) HL__REQUIRES(hl__manager_mutex) {
+  return manager->pool_size + (query || manager->pool.queries > 0);
+}
+
 bool hl__pool_has_room(const hl_manager *manager) {
   return !manager->ops->traits.scarce ||
          manager->pool.count - manager->pool.idle_count + manager->pool.reserved <
-             manager->pool_size;
+             limit_of(manager, false);
 }
 
 int hl__pool_busy_error(const hl_manager *manager, hl_error *error) {
@@ -330,7 +335,7 @@ static int find(hl_manager *manager, const hl__take *take, hl__connection **foun
                 hl__connection **dead, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   const bool *given_up = take->given_up;
   bool scarce = manager->ops->traits.scarce;
-  unsigned limit = scarce ? manager->pool_size + (take->how == HL__TAKE_EXTRA) : UINT32_MAX;
+  bool query = take->how == HL__TAKE_EXTRA;
   hl__connection *pending = NULL;
   *made = false;
   for (;;) {
@@ -340,8 +345,8 @@ static int find(hl_manager *manager, const hl__take *take, hl__connection **foun
     if (take->how != HL__TAKE_FRESH && (*found = idle_find(manager, &pending, dead)) != NULL)
       return HL_OK;
     /* A query waits for an answer rather than connect. */
-    if (manager->pool.count < limit &&
-        (!pending || (manager->pool.count < POOL_PAIR && take->how != HL__TAKE_EXTRA))) {
+    unsigned limit = scarce ? limit_of(manager, query) : UINT32_MAX;
+    if (manager->pool.count < limit && (!pending || (manager->pool.count < POOL_PAIR && !query))) {
       *found = connection_new(manager);
       *made = *found != NULL;
       return *found ? HL_OK : hl__error_memory(error);
@@ -408,10 +413,12 @@ static int run_once(hl_manager *manager, const hl__take *take,
   if (status) return status;
   *fresh = connection->fresh;
   hl__pool_watch(manager, connection, take->deadline);
+  manager->pool.queries++;
   hl__manager_mutex_unlock(manager);
   status = run(connection->session, context, error);
   assert(!hl__is_step(status));
   hl__manager_mutex_lock(manager);
+  manager->pool.queries--;
   if (status == HL_ECONNECTION && connection->overrun)
     status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   if (status == HL_ECONNECTION)

@@ -91,6 +91,7 @@ typedef struct hl__pool {
   unsigned idle_count;
   /* BUSY connections that become IDLE again as soon as they are settled: see releases_await. */
   unsigned settling;
+  unsigned queries; /* that have a connection now (hl__pool_run) */
   /* Connections that calls on their way to the store are going to take. A reservation counts here
      until its call has the connection; then the connection counts. */
   unsigned reserved;

@@ -714,6 +714,25 @@ static void a_try_has_time_to_connect(void **state) {
   hl_manager_close(manager);
 }
 
+/* A refused try is followed by a look who holds, which may take longer than its caller waits. */
+static void a_query_takes_no_call_s_connection(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 1);
+  hl_lock *lock;
+  pthread_t asker;
+  hl_lock_free(acquire(manager, "u2"));
+  store.asks = true;
+  int asked = store.asked;
+  assert_int_equal(pthread_create(&asker, NULL, ask_main, manager), 0);
+  (void)await(&store.asked, asked + 1);
+  int status = try_acquire(manager, "u2", 0, &lock);
+  store.asks = false;
+  assert_int_equal(pthread_join(asker, NULL), 0);
+  assert_int_equal(status, HL_OK);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
 static int acquire_beside(const char *dsn, const char *other) {
   hl_manager *one = open_at(dsn, 60000, 0), *two = open_at(other, 60000, 0);
   hl_plan *plan = plan_of(one, "u1"), *same = plan_of(two, "u1");
@@ -951,6 +970,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_call_that_hangs_is_ended),
       cmocka_unit_test(a_check_looks_once_more_behind_the_answer),
       cmocka_unit_test(a_session_that_was_ended_is_used_by_nobody_else),
+      cmocka_unit_test(a_query_takes_no_call_s_connection),
       cmocka_unit_test(a_try_has_time_to_connect),
       cmocka_unit_test(no_agent_waits_for_itself_at_another_server),
       cmocka_unit_test(a_lost_lock_leaves_room),
