@@ -144,11 +144,14 @@ int hl__memcached_document_read(hl__memcached_session *session, hl__memcached_li
   return status;
 }
 
-int hl__memcached_document_get(hl__memcached_session *session, hl__memcached_link *link,
-                               uint64_t root, int64_t deadline, hl__memcached_document *document,
+int hl__memcached_document_get(hl__memcached_session *session, uint64_t root, int64_t deadline,
+                               hl__memcached_link **link, hl__memcached_document *document,
                                hl_error *error) {
-  hl__memcached_document_ask(session, link, root);
-  return hl__memcached_document_read(session, link, root, deadline, document, error);
+  *document = (hl__memcached_document){.root = root};
+  int status = hl__memcached_link_of(session, root, deadline, link, error);
+  if (status) return status;
+  hl__memcached_document_ask(session, *link, root);
+  return hl__memcached_document_read(session, *link, root, deadline, document, error);
 }
 
 /* ----------------------------------------------------------------- writing */
@@ -177,7 +180,7 @@ static void put_entry(hl__memcached_buffer *out, const hl__memcached_document *d
 
 int hl__memcached_document_put(const hl__memcached_session *session, hl__memcached_link *link,
                                const hl__memcached_document *document, hl_error *error) {
-  char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 64];
+  char key[HL__MEMCACHED_KEY_MAX];
   hl__memcached_buffer value = {0};
   uint64_t alive = 0;
   for (size_t i = 0; i < document->n; i++) alive += !document->entries[i].dead;
@@ -187,28 +190,26 @@ int hl__memcached_document_put(const hl__memcached_session *session, hl__memcach
   for (size_t i = 0; i < document->n; i++)
     if (!document->entries[i].dead) put_entry(&value, document, &document->entries[i]);
   key_make(session, document->root, key);
-  if (document->found) {
-    /* The size stands before the number that is compared. */
-    (void)snprintf(command, sizeof command, "cas %s 0 0 %zu %llu\r\n", key, value.used,
-                   (unsigned long long)document->cas);
-    hl__memcached_add(&link->out, command, strlen(command));
-    hl__memcached_add(&link->out, value.data, value.used);
-    hl__memcached_add(&link->out, "\r\n", 2);
-  } else {
-    (void)snprintf(command, sizeof command, "add %s 0 0", key);
-    hl__memcached_put(link, command, &value);
-  }
-  if (value.failed) link->out.failed = true;
+  if (document->found)
+    hl__memcached_put(link, "cas", key, 0, &document->cas, &value);
+  else
+    hl__memcached_put(link, "add", key, 0, NULL, &value);
   free(value.data);
   return hl__memcached_flush(link, error);
 }
 
 int hl__memcached_document_written(hl__memcached_session *session, hl__memcached_link *link,
-                                   int64_t deadline, bool *written, hl_error *error) {
+                                   int64_t deadline, hl_error *error) {
   const char *line;
   int status = hl__memcached_line(session, link, deadline, &line, error);
-  *written = status == HL_OK && strcmp(line, "STORED") == 0;
-  return status;
+  return status || strcmp(line, "STORED") == 0 ? status : HL__AGAIN;
+}
+
+int hl__memcached_document_write(hl__memcached_session *session, hl__memcached_link *link,
+                                 int64_t deadline, const hl__memcached_document *document,
+                                 hl_error *error) {
+  int status = hl__memcached_document_put(session, link, document, error);
+  return status ? status : hl__memcached_document_written(session, link, deadline, error);
 }
 
 hl__memcached_entry *hl__memcached_document_add(hl__memcached_document *document,

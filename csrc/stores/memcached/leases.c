@@ -32,20 +32,13 @@ static int begin(inquest *self, uint64_t place, hl_error *error) {
 /* Reads the document of that root, and leaves the link with it. */
 static int document_get(inquest *self, uint64_t root, hl__memcached_document *document,
                         hl_error *error) {
-  int status = begin(self, root, error);
-  if (status) return status;
-  return hl__memcached_document_get(self->session, self->link, root, self->deadline, document,
+  return hl__memcached_document_get(self->session, root, self->deadline, &self->link, document,
                                     error);
 }
 
 /* HL__AGAIN: another client has written it meanwhile. */
 static int document_put(const inquest *self, hl__memcached_document *document, hl_error *error) {
-  bool written = false;
-  int status = hl__memcached_document_put(self->session, self->link, document, error);
-  if (status == HL_OK)
-    status =
-        hl__memcached_document_written(self->session, self->link, self->deadline, &written, error);
-  return status || written ? status : HL__AGAIN;
+  return hl__memcached_document_write(self->session, self->link, self->deadline, document, error);
 }
 
 /* There is no liveness item, or none that counts. */
@@ -160,11 +153,7 @@ static int refresh_once(const inquest *self, int64_t expiry, int64_t *sent_ms, h
   hl__memcached_record_write(&record, &value);
   (void)hl__memcached_live_key(self->session, terms->id, terms->holder, key);
   *sent_ms = hl__boot_ms();
-  hl__memcached_addf(&link->out, "cas %s 0 %lld %zu %llu\r\n", key, (long long)expiry, value.used,
-                     (unsigned long long)item.cas);
-  hl__memcached_add(&link->out, value.data, value.used);
-  hl__memcached_add(&link->out, "\r\n", 2);
-  if (value.failed) link->out.failed = true;
+  hl__memcached_put(link, "cas", key, expiry, &item.cas, &value);
   free(value.data);
   status = hl__memcached_line(self->session, link, self->deadline, &line, error);
   if (status) return status;
@@ -315,17 +304,15 @@ static bool rows_are(const hl__memcached_document *document, const hl__memcached
 static void live_set(const inquest *self, hl__memcached_record *record, int64_t expiry) {
   const hl_store_config *config = self->session->store->config;
   hl__memcached_buffer value = {0};
-  char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
+  char key[HL__MEMCACHED_KEY_MAX];
   hl_holder *holder = &record->holder;
   record->turn = 0;
   holder->pid = config->pid;
   (void)snprintf(holder->application, sizeof holder->application, "%s", config->application);
   (void)snprintf(holder->host, sizeof holder->host, "%s", config->host);
   hl__memcached_record_write(record, &value);
-  (void)snprintf(command, sizeof command, "set %s 0 %lld",
-                 hl__memcached_live_key(self->session, self->terms->id, self->terms->holder, key),
-                 (long long)expiry);
-  hl__memcached_put(self->link, command, &value);
+  (void)hl__memcached_live_key(self->session, self->terms->id, self->terms->holder, key);
+  hl__memcached_put(self->link, "set", key, expiry, NULL, &value);
   free(value.data);
 }
 
@@ -377,7 +364,6 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   hl__memcached_document document;
   hl__memcached_record record;
   const char *line;
-  bool written = false;
   int status = document_get(self, grant->place, &document, error);
   if (status) return status;
   hl__memcached_link *link = self->link;
@@ -399,8 +385,7 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   if (status) return status;
   status = hl__memcached_line(session, link, self->deadline, &line, error);
   if (status == HL_OK)
-    status = hl__memcached_document_written(session, link, self->deadline, &written, error);
-  if (status == HL_OK && !written) status = HL__AGAIN;
+    status = hl__memcached_document_written(session, link, self->deadline, error);
   const hl_row *rows = request->rows;
   size_t roots = hl__memcached_roots(&rows, request->n);
   for (size_t i = 1; i < roots && status == HL_OK; i++)
@@ -447,22 +432,27 @@ static uint64_t id_place(const uint8_t id[16]) {
   return place;
 }
 
-static int id_note(const inquiry *self, const hl__memcached_entry *entry, hl_error *error) {
+/* Stores a note on the server of that place, and frees it. The answer comes with the answers to
+   others. */
+static int note_put(const inquiry *self, uint64_t place, const char *key, int64_t expiry,
+                    hl__memcached_buffer *note, hl_error *error) {
   hl__memcached_link *link;
-  hl__memcached_buffer value = {0};
-  char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
-  int status =
-      hl__memcached_link_of(self->session, id_place(entry->id), self->deadline, &link, error);
-  if (status) return status;
-  hl__memcached_addf(&value, "%016llx", (unsigned long long)entry->home);
-  (void)snprintf(command, sizeof command, "set %s 0 %d",
-                 hl__memcached_id_key(self->session, "id", entry->id, key),
-                 HL__MEMCACHED_EXPIRY_MAX);
-  hl__memcached_put(link, command, &value);
-  free(value.data);
-  status = hl__memcached_flush(link, error);
+  int status = hl__memcached_link_of(self->session, place, self->deadline, &link, error);
+  if (status == HL_OK) {
+    hl__memcached_put(link, "set", key, expiry, NULL, note);
+    status = hl__memcached_flush(link, error);
+  }
   if (status == HL_OK) link->outstanding++;
+  free(note->data);
   return status;
+}
+
+static int id_note(const inquiry *self, const hl__memcached_entry *entry, hl_error *error) {
+  hl__memcached_buffer note = {0};
+  char key[HL__MEMCACHED_KEY_MAX];
+  hl__memcached_addf(&note, "%016llx", (unsigned long long)entry->home);
+  (void)hl__memcached_id_key(self->session, "id", entry->id, key);
+  return note_put(self, id_place(entry->id), key, HL__MEMCACHED_EXPIRY_MAX, &note, error);
 }
 
 static int id_find(const inquiry *self, uint64_t *root, bool *found, hl_error *error) {
@@ -511,26 +501,17 @@ static void holder_fill(const hl__memcached_document *document, const hl__memcac
   (void)hl__hex(holder->id, entry->id, sizeof entry->id);
 }
 
-/* Writes the account of a revocation before the lease ends. The answer comes with the answers to
-   others. */
+/* Writes the account of a revocation before the lease ends. */
 static int revocation_put(const inquiry *self, const hl__memcached_entry *entry, int64_t left,
                           hl_error *error) {
-  hl__memcached_link *link;
-  hl__memcached_buffer value = {0};
-  char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
+  hl__memcached_buffer account = {0};
+  char key[HL__MEMCACHED_KEY_MAX];
   int64_t expiry = left + REVOKED_S;
   if (left < 0 || expiry > HL__MEMCACHED_EXPIRY_MAX) expiry = HL__MEMCACHED_EXPIRY_MAX;
-  int status = hl__memcached_link_of(self->session, entry->home, self->deadline, &link, error);
-  if (status) return status;
-  hl__memcached_add(&value, self->filter->by, strlen(self->filter->by) + 1);
-  hl__memcached_add(&value, self->filter->reason, strlen(self->filter->reason));
-  (void)snprintf(command, sizeof command, "set %s 0 %lld",
-                 hl__memcached_id_key(self->session, "revoked", entry->id, key), (long long)expiry);
-  hl__memcached_put(link, command, &value);
-  free(value.data);
-  status = hl__memcached_flush(link, error);
-  if (status == HL_OK) link->outstanding++;
-  return status;
+  hl__memcached_add(&account, self->filter->by, strlen(self->filter->by) + 1);
+  hl__memcached_add(&account, self->filter->reason, strlen(self->filter->reason));
+  (void)hl__memcached_id_key(self->session, "revoked", entry->id, key);
+  return note_put(self, entry->home, key, expiry, &account, error);
 }
 
 /* Handles the item of a lease that the inquiry asks for. */
@@ -600,33 +581,28 @@ static int end_struck(inquiry *self, const hl__memcached_document *document, hl_
 }
 
 /* One try. HL__AGAIN: another client has written the document meanwhile. */
-static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root, hl_error *error) {
+static int inquire_once(inquiry *self, uint64_t root, hl_error *error) {
+  hl__memcached_link *link;
   hl__memcached_document document;
-  bool written = true;
   int status =
-      hl__memcached_document_get(self->session, link, root, self->deadline, &document, error);
+      hl__memcached_document_get(self->session, root, self->deadline, &link, &document, error);
   for (size_t next = 0; status == HL_OK && next < document.n;)
     status = meet_batch(self, &document, &next, error);
   bool strikes = false;
   for (size_t i = 0; status == HL_OK && i < document.n; i++)
     strikes = strikes || document.entries[i].dead;
   if (strikes) {
-    status = hl__memcached_document_put(self->session, link, &document, error);
-    if (status == HL_OK)
-      status = hl__memcached_document_written(self->session, link, self->deadline, &written, error);
-    if (status == HL_OK && written) status = end_struck(self, &document, error);
+    status = hl__memcached_document_write(self->session, link, self->deadline, &document, error);
+    if (status == HL_OK) status = end_struck(self, &document, error);
   }
   hl__memcached_document_dispose(&document);
-  return status == HL_OK && !written ? HL__AGAIN : status;
+  return status;
 }
 
 static int inquire_root(inquiry *self, uint64_t root, hl_error *error) {
-  hl__memcached_link *link;
-  int status = hl__memcached_link_of(self->session, root, self->deadline, &link, error);
-  if (status) return status;
-  do {
-    status = inquire_once(self, link, root, error);
-  } while (status == HL__AGAIN);
+  int status;
+  do status = inquire_once(self, root, error);
+  while (status == HL__AGAIN);
   return status;
 }
 

@@ -154,9 +154,10 @@ int hl__memcached_await(const hl__memcached_session *session, int fd, short even
 /* Appends; the send reports want of memory. */
 void hl__memcached_add(hl__memcached_buffer *buffer, const void *data, size_t size);
 void hl__memcached_addf(hl__memcached_buffer *buffer, const char *format, ...) HL__PRINTF(2, 3);
-/* A storage command with its data: `command` is all of its line. */
-void hl__memcached_put(hl__memcached_link *link, const char *command,
-                       const hl__memcached_buffer *value);
+/* A storage command with its data: `how` is "set", "add", or "cas" with the number of the item that
+   it replaces; expiry in s, 0: never. */
+void hl__memcached_put(hl__memcached_link *link, const char *how, const char *key, int64_t expiry,
+                       const uint64_t *cas, const hl__memcached_buffer *value);
 /* Sends what can be sent without blocking. HL_OK, HL_ECONNECTION. */
 int hl__memcached_flush(hl__memcached_link *link, hl_error *error);
 /* The next line of the answers, until the deadline; valid until the next call. An answer that is
@@ -239,16 +240,20 @@ void hl__memcached_document_ask(const hl__memcached_session *session, hl__memcac
 int hl__memcached_document_read(hl__memcached_session *session, hl__memcached_link *link,
                                 uint64_t root, int64_t deadline, hl__memcached_document *document,
                                 hl_error *error);
-/* Both. */
-int hl__memcached_document_get(hl__memcached_session *session, hl__memcached_link *link,
-                               uint64_t root, int64_t deadline, hl__memcached_document *document,
+/* Both, on the connection to its server: *link. */
+int hl__memcached_document_get(hl__memcached_session *session, uint64_t root, int64_t deadline,
+                               hl__memcached_link **link, hl__memcached_document *document,
                                hl_error *error);
 /* Sends the document, without its dead entries; the server takes it unless another client has
-   written it since. The answer is a line: hl__memcached_document_written. */
+   written it since. Then the answer is HL__AGAIN: hl__memcached_document_written. */
 int hl__memcached_document_put(const hl__memcached_session *session, hl__memcached_link *link,
                                const hl__memcached_document *document, hl_error *error);
 int hl__memcached_document_written(hl__memcached_session *session, hl__memcached_link *link,
-                                   int64_t deadline, bool *written, hl_error *error);
+                                   int64_t deadline, hl_error *error);
+/* Both. */
+int hl__memcached_document_write(hl__memcached_session *session, hl__memcached_link *link,
+                                 int64_t deadline, const hl__memcached_document *document,
+                                 hl_error *error);
 /* Appends an entry of these rows. NULL: out of memory. */
 hl__memcached_entry *hl__memcached_document_add(hl__memcached_document *document,
                                                 const hl_lease_terms *terms, const hl_row *rows,

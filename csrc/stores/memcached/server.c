@@ -78,24 +78,23 @@ static int space_agree(hl__memcached_session *session, const hl__memcached_link 
 int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error) {
   hl__memcached_store *store = session->store;
-  char command[HL__MEMCACHED_KEY_MAX], names[HL__LAYOUT_NAMES_MAX];
+  char key[HL__MEMCACHED_KEY_MAX], names[HL__LAYOUT_NAMES_MAX];
   const char *line;
   hl__memcached_buffer value = {0};
   hl__memcached_item item;
   hl__memcached_addf(&value, "hierlock1 %s ", store->list);
   (void)hl__layout_names(store->base.layout ? store->base.layout : store->config->layout, names);
   hl__memcached_add(&value, names, strlen(names));
-  (void)snprintf(command, sizeof command, "add %s:space 0 0", store->prefix);
+  (void)snprintf(key, sizeof key, "%s:space", store->prefix);
   hl__memcached_addf(&link->out, "version\r\n");
-  hl__memcached_put(link, command, &value);
-  (void)snprintf(command, sizeof command, "%s:space", store->prefix);
-  hl__memcached_addf(&link->out, "gets %s\r\n", command);
+  hl__memcached_put(link, "add", key, 0, NULL, &value);
+  hl__memcached_addf(&link->out, "gets %s\r\n", key);
   free(value.data);
   int status = version_check(session, link, deadline, error);
   if (status == HL_OK) status = hl__memcached_line(session, link, deadline, &line, error);
   if (status) return status;
   status = hl__memcached_gets(session, link, deadline, &item, error);
-  if (status == HL_OK) status = space_agree(session, link, &item, command, error);
+  if (status == HL_OK) status = space_agree(session, link, &item, key, error);
   free(item.data);
   return status;
 }

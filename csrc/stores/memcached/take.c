@@ -61,6 +61,7 @@ typedef struct taking {
   int64_t end;      /* until when it is written anew where others are sooner; hl__now_ms */
   int64_t patience; /* answers are awaited until then; hl__now_ms */
   uint64_t token;
+  bool last; /* of enter_once: the root is the request's last one */
 } taking;
 
 /* Until when an answer is awaited. */
@@ -164,9 +165,7 @@ static int blocker_find(const taking *self, hl__memcached_document *document, si
 /* ----------------------------------------------------------------- writing */
 
 static void live_put(taking *self, hl__memcached_link *link, int64_t expiry) {
-  char command[HL__MEMCACHED_KEY_MAX + 32];
-  (void)snprintf(command, sizeof command, "set %s 0 %lld", self->key, (long long)expiry);
-  hl__memcached_put(link, command, &self->live);
+  hl__memcached_put(link, "set", self->key, expiry, NULL, &self->live);
   self->heard = hl__now_ms();
   self->lives = true;
 }
@@ -179,17 +178,16 @@ static int live_answer(const taking *self, hl__memcached_link *link, int64_t dea
   return hl__error(error, HL_ESTORE, "memcached does not store: %.60s", line);
 }
 
-/* Writes the liveness item, then the document. *written: no other client has written the
-   document meanwhile. */
+/* Writes the liveness item, then the document. HL__AGAIN: another client has written the document
+   meanwhile. */
 static int submit(taking *self, const hl__memcached_document *document, int64_t expiry,
-                  bool *written, hl_error *error) {
+                  hl_error *error) {
   hl__memcached_link *link, *home;
   int64_t deadline = answer_by(self);
   int status = hl__memcached_link_of(self->session, document->root, deadline, &link, error);
   if (status == HL_OK)
     status = hl__memcached_link_of(self->session, self->home, deadline, &home, error);
   if (status) return status;
-  *written = false;
   self->grant->sent_ms = hl__boot_ms();
   live_put(self, home, expiry);
   /* On two servers: the one is there before the other says so. */
@@ -197,12 +195,9 @@ static int submit(taking *self, const hl__memcached_document *document, int64_t 
   if (status) return status;
   status = hl__memcached_document_put(self->session, link, document, error);
   if (status == HL_OK && home == link) status = live_answer(self, home, deadline, error);
-  if (status == HL_ESTORE && home == link) { /* the other's answer comes, too */
-    bool of_no_matter;
-    (void)hl__memcached_document_written(self->session, link, deadline, &of_no_matter, NULL);
-  }
-  if (status) return status;
-  return hl__memcached_document_written(self->session, link, deadline, written, error);
+  if (status == HL_ESTORE && home == link) /* the other's answer comes, too */
+    (void)hl__memcached_document_written(self->session, link, deadline, NULL);
+  return status ? status : hl__memcached_document_written(self->session, link, deadline, error);
 }
 
 /* ----------------------------------------------------------------- waiting */
@@ -276,11 +271,10 @@ static int own_make(const taking *self, hl__memcached_document *document, size_t
 
 /* One round. HL_OK: granted. */
 static int enter_once(taking *self, hl__memcached_link *link, hl__memcached_document *document,
-                      bool last, hl_error *error) {
+                      hl_error *error) {
   const hl_request *request = self->request;
   hl__memcached_entry *entry;
   size_t own = own_find(self, document), blocker;
-  bool written;
   int status = blocker_find(self, document, own, &blocker, error);
   if (status) return status;
   if (blocker == SIZE_MAX) {
@@ -289,16 +283,16 @@ static int enter_once(taking *self, hl__memcached_link *link, hl__memcached_docu
     if (status) return status;
     entry->granted = true;
     entry->token = document->token;
-    status = submit(self, document, last ? self->expiry : WAIT_S, &written, error);
-    if (status == HL_OK && written) self->token = document->token;
-    return status || written ? status : HL__AGAIN;
+    status = submit(self, document, self->last ? self->expiry : WAIT_S, error);
+    if (status == HL_OK) self->token = document->token;
+    return status;
   }
   if (request->try_once || hl__left_ms(request->deadline) == 0)
     return hl__error(error, HL_TIMEOUT, "the lock is not free");
   if (own == document->n) {
     status = own_make(self, document, own, &entry, error);
-    if (status == HL_OK) status = submit(self, document, WAIT_S, &written, error);
-    if (status || !written) return status ? status : HL__AGAIN;
+    if (status == HL_OK) status = submit(self, document, WAIT_S, error);
+    if (status) return status;
   }
   status = await(self, &document->entries[blocker],
                  hl__memcached_has_updates(document, &document->entries[blocker]), error);
@@ -319,47 +313,34 @@ static int again(taking *self, uint32_t tries, hl_error *error) {
   return HL_OK;
 }
 
-static int enter(taking *self, uint64_t root, bool last, hl_error *error) {
+/* Later grants below that root have greater tokens than one of several roots. */
+static int token_raise_once(taking *self, hl__memcached_link *link,
+                            hl__memcached_document *document, hl_error *error) {
+  size_t own = own_find(self, document);
+  if (own == document->n)
+    return hl__error(error, HL_ECONNECTION, "the server has forgotten what it has granted");
+  document->entries[own].token = self->token;
+  if (document->token < self->token) document->token = self->token;
+  return hl__memcached_document_write(self->session, link, answer_by(self), document, error);
+}
+
+/* Reads the document of that root, and does with it what `once` does, until that is not
+   HL__AGAIN. */
+static int at_root(taking *self, uint64_t root,
+                   int (*once)(taking *, hl__memcached_link *, hl__memcached_document *,
+                               hl_error *),
+                   hl_error *error) {
   for (uint32_t tries = 0;; tries++) {
     hl__memcached_link *link;
     hl__memcached_document document;
-    int64_t deadline = answer_by(self);
-    int status = hl__memcached_link_of(self->session, root, deadline, &link, error);
-    if (status == HL_OK)
-      status = hl__memcached_document_get(self->session, link, root, deadline, &document, error);
+    int status =
+        hl__memcached_document_get(self->session, root, answer_by(self), &link, &document, error);
     if (status) return status;
-    status = enter_once(self, link, &document, last, error);
+    status = once(self, link, &document, error);
     hl__memcached_document_dispose(&document);
     if (status != HL__AGAIN) return status;
     status = again(self, tries, error);
     if (status) return status;
-  }
-}
-
-/* Later grants below that root have greater tokens than one of several roots. */
-static int token_raise(taking *self, uint64_t root, hl_error *error) {
-  for (uint32_t tries = 0;; tries++) {
-    hl__memcached_link *link;
-    hl__memcached_document document;
-    bool written = false;
-    int64_t deadline = answer_by(self);
-    int status = hl__memcached_link_of(self->session, root, deadline, &link, error);
-    if (status == HL_OK)
-      status = hl__memcached_document_get(self->session, link, root, deadline, &document, error);
-    if (status) return status;
-    size_t own = own_find(self, &document);
-    if (own == document.n) {
-      status = hl__error(error, HL_ECONNECTION, "the server has forgotten what it has granted");
-    } else {
-      document.entries[own].token = self->token;
-      if (document.token < self->token) document.token = self->token;
-      status = hl__memcached_document_put(self->session, link, &document, error);
-      if (status == HL_OK)
-        status = hl__memcached_document_written(self->session, link, deadline, &written, error);
-    }
-    hl__memcached_document_dispose(&document);
-    if (status == HL_OK && !written) status = again(self, tries, error);
-    if (status || written) return status;
   }
 }
 
@@ -369,10 +350,12 @@ static int enter_all(taking *self, hl_error *error) {
   const hl_row *rows = self->request->rows;
   size_t n = hl__memcached_roots(&rows, self->request->n);
   int status = HL_OK;
-  for (size_t i = 0; i < n && status == HL_OK; i++)
-    status = enter(self, rows[i].bucket, i + 1 == n, error);
+  for (size_t i = 0; i < n && status == HL_OK; i++) {
+    self->last = i + 1 == n;
+    status = at_root(self, rows[i].bucket, enter_once, error);
+  }
   for (size_t i = 0; i + 1 < n && status == HL_OK; i++)
-    status = token_raise(self, rows[i].bucket, error);
+    status = at_root(self, rows[i].bucket, token_raise_once, error);
   return status;
 }
 
@@ -455,7 +438,6 @@ static int sharer_find(const taking *self, hl__memcached_document *document, siz
    document meanwhile. */
 static int mode_write(const taking *self, hl__memcached_link *link,
                       hl__memcached_document *document, size_t own, hl_mode mode, hl_error *error) {
-  bool written = false;
   const hl_request *request = self->request;
   for (size_t i = 0; i < request->n; i++) {
     hl_row *row = hl__memcached_row_of(document, &document->entries[own], &request->rows[i]);
@@ -463,10 +445,7 @@ static int mode_write(const taking *self, hl__memcached_link *link,
     row->mode = (uint8_t)mode;
   }
   self->grant->sent_ms = hl__boot_ms();
-  int status = hl__memcached_document_put(self->session, link, document, error);
-  if (status == HL_OK)
-    status = hl__memcached_document_written(self->session, link, answer_by(self), &written, error);
-  return status || written ? status : HL__AGAIN;
+  return hl__memcached_document_write(self->session, link, answer_by(self), document, error);
 }
 
 /* Whether the liveness item is there still: then no client has struck the lease out, nor will. */
@@ -526,12 +505,9 @@ static int convert(taking *self, step next, int64_t end, hl_error *error) {
   for (uint32_t tries = 0;; tries++) {
     hl__memcached_link *link;
     hl__memcached_document document;
-    int64_t deadline = answer_by(self);
     step before = next;
-    int status = hl__memcached_link_of(self->session, self->home, deadline, &link, error);
-    if (status == HL_OK)
-      status =
-          hl__memcached_document_get(self->session, link, self->home, deadline, &document, error);
+    int status = hl__memcached_document_get(self->session, self->home, answer_by(self), &link,
+                                            &document, error);
     if (status) return status;
     status = convert_once(self, link, &document, &next, error);
     hl__memcached_document_dispose(&document);

@@ -50,10 +50,12 @@ void hl__memcached_addf(hl__memcached_buffer *buffer, const char *format, ...) {
     hl__memcached_add(buffer, text, (size_t)size);
 }
 
-void hl__memcached_put(hl__memcached_link *link, const char *command,
-                       const hl__memcached_buffer *value) {
+void hl__memcached_put(hl__memcached_link *link, const char *how, const char *key, int64_t expiry,
+                       const uint64_t *cas, const hl__memcached_buffer *value) {
   if (value->failed) link->out.failed = true;
-  hl__memcached_addf(&link->out, "%s %zu\r\n", command, value->used);
+  hl__memcached_addf(&link->out, "%s %s 0 %lld %zu", how, key, (long long)expiry, value->used);
+  if (cas) hl__memcached_addf(&link->out, " %llu", (unsigned long long)*cas);
+  hl__memcached_addf(&link->out, "\r\n");
   hl__memcached_add(&link->out, value->data, value->used);
   hl__memcached_add(&link->out, "\r\n", 2);
 }
