@@ -90,8 +90,7 @@ static void call_begin(lua_State *L, call *c, int n) {
   hll_manager_account(L, c->self);
   c->borrowed = hll_plan_borrow(L, shared);
   c->handle = hll_handle_push(L, c->self, shared);
-  if (lua_toboolean(L, lua_upvalueindex(HLL_STARTS)))
-    c->pending = hll_pending_push(L, shared, lua_gettop(L));
+  if (hll_starts(L)) c->pending = hll_pending_push(L, shared, lua_gettop(L));
 
   c->manager = hll_manager_still_open(L, c->self);
   hll_acquire_options_read(L, n, &c->options);
@@ -128,26 +127,30 @@ static int call_end(lua_State *L, call *c) {
   return 1;
 }
 
-/* Acquires a target of n ids, from stack index 2 on, for the levels `names`; the options follow
-   the ids. */
-static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
+/* Raises where the manager's first n levels are not those that acquire_user and its like name. */
+static void levels_check(lua_State *L, const hl_layout *layout, unsigned n) {
+  static const char *const levels[] = {"user", "account", "resource"};
+  for (unsigned i = 0; i < n; i++) {
+    const char *name = hl_layout_name(layout, i);
+    if (!name || strcmp(name, levels[i]) != 0)
+      hll_misuse(L, "the manager has no level '%s' at its place; use acquire", levels[i]);
+  }
+}
+
+/* Acquires a target of n ids, from stack index 2 on; the options follow the ids. */
+static int acquire_ids(lua_State *L, unsigned n) {
   hl_id ids[3];
   char rooms[3][24];
   hl_error error;
   call c;
   call_begin(L, &c, (int)n + 2);
   hl_layout *layout = hl_manager_layout(c.manager);
-  for (unsigned i = 0; i < n; i++) {
-    const char *name = hl_layout_name(layout, i);
-    if (!name || strcmp(name, names[i]) != 0)
-      hll_misuse(L, "the manager has no level '%s' at its place; use acquire", names[i]);
-    ids[i] = hll_id(L, (int)i + 2, name, rooms[i]);
-  }
+  levels_check(L, layout, n);
+  for (unsigned i = 0; i < n; i++)
+    ids[i] = hll_id(L, (int)i + 2, hl_layout_name(layout, i), rooms[i]);
   if (hl_plan_add(c.plan, ids, n, c.options.mode, false, &error)) return hll_failure(L, &error, 0);
   return call_end(L, &c);
 }
-
-static const char *const default_levels[] = {"user", "account", "resource"};
 
 /***
 Acquires a user, and keeps everything below it from others. For managers whose first level
@@ -159,7 +162,7 @@ is `user`. Other managers raise.
 @return[2] nil
 @return[2] err as from `manager:acquire`
 */
-static int acquire_user(lua_State *L) { return acquire_ids(L, default_levels, 1); }
+static int acquire_user(lua_State *L) { return acquire_ids(L, 1); }
 
 /***
 Acquires an account. For managers whose levels begin with `user`, `account`. Other managers
@@ -172,7 +175,7 @@ raise.
 @return[2] nil
 @return[2] err as from `manager:acquire`
 */
-static int acquire_account(lua_State *L) { return acquire_ids(L, default_levels, 2); }
+static int acquire_account(lua_State *L) { return acquire_ids(L, 2); }
 
 /***
 Acquires a resource. For managers whose levels begin with `user`, `account`,
@@ -186,7 +189,7 @@ Acquires a resource. For managers whose levels begin with `user`, `account`,
 @return[2] nil
 @return[2] err as from `manager:acquire`
 */
-static int acquire_resource(lua_State *L) { return acquire_ids(L, default_levels, 3); }
+static int acquire_resource(lua_State *L) { return acquire_ids(L, 3); }
 
 /***
 Acquires several resources of the same account, in any order, free of deadlock. Grants all of
@@ -214,11 +217,7 @@ static int acquire_resources(lua_State *L) {
   }
   lua_replace(L, 2);
   call_begin(L, &c, 5);
-  for (unsigned i = 0; i < 3; i++) {
-    const char *name = hl_layout_name(hl_manager_layout(c.manager), i);
-    if (!name || strcmp(name, default_levels[i]) != 0)
-      hll_misuse(L, "the manager has no level '%s' at its place; use acquire", default_levels[i]);
-  }
+  levels_check(L, hl_manager_layout(c.manager), 3);
   hll_target_add(L, 2, c.plan, c.options.mode);
   return call_end(L, &c);
 }
@@ -318,7 +317,7 @@ static int wait_any(lua_State *L) {
   hl_manager *manager = hll_manager_still_open(L, self);
   hll_acquire_options_read(L, 3, &options);
   hll_asker_add(L, self, &asker, &options.core);
-  bool starts = lua_toboolean(L, lua_upvalueindex(HLL_STARTS));
+  bool starts = hll_starts(L);
   if (!starts) options.core.awaited = true;
   for (size_t i = 0; i < n; i++) {
     lua_rawgeti(L, shared + 3, (int)i + 1);

@@ -43,12 +43,6 @@ hll_holders *hll_holders_push(lua_State *L) {
   return hll_newuserdata(L, HLL_HOLDERS, sizeof(hll_holders));
 }
 
-static void set_string(lua_State *L, const char *name, const char *value) {
-  if (!value[0]) return;
-  lua_pushstring(L, value);
-  lua_setfield(L, -2, name);
-}
-
 static void set_seconds(lua_State *L, const char *name, int64_t ms) {
   lua_pushnumber(L, (lua_Number)ms / 1000);
   lua_setfield(L, -2, name);
@@ -67,18 +61,18 @@ void hll_holders_list(lua_State *L, const hll_holders *self) {
       lua_pushinteger(L, (lua_Integer)holder->pid);
       lua_setfield(L, -2, "pid");
     }
-    set_string(L, "label", holder->label);
+    hll_set_text(L, "label", holder->label);
     lua_pushstring(L, holder->path);
     lua_setfield(L, -2, "path");
-    set_string(L, "mode", hl_mode_name(holder->mode));
+    hll_set_text(L, "mode", hl_mode_name(holder->mode));
     if (holder->since_ms) set_seconds(L, "since", holder->since_ms);
     lua_pushboolean(L, holder->waiting);
     lua_setfield(L, -2, "waiting");
-    set_string(L, "kind", holder->kind == HL_LEASE ? "lease" : "session");
-    set_string(L, "session", holder->session);
+    hll_set_text(L, "kind", holder->kind == HL_LEASE ? "lease" : "session");
+    hll_set_text(L, "session", holder->session);
     if (holder->kind == HL_LEASE) {
-      set_string(L, "owner", holder->owner);
-      set_string(L, "id", holder->id);
+      hll_set_text(L, "owner", holder->owner);
+      hll_set_text(L, "id", holder->id);
       set_seconds(L, "remaining", holder->remaining_ms);
     }
     lua_rawseti(L, -2, (int)i + 1);

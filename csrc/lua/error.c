@@ -72,6 +72,12 @@ int hll_misuse(lua_State *L, const char *format, ...) {
   __builtin_unreachable();
 }
 
+void hll_set_text(lua_State *L, const char *name, const char *value) {
+  if (!value[0]) return;
+  lua_pushstring(L, value);
+  lua_setfield(L, -2, name);
+}
+
 int hll_failure(lua_State *L, const hl_error *error, int target) {
   if (error->status == HL_ENOMEM) return luaL_error(L, "not enough memory");
   if (error->status == HL_EMISUSE) return hll_misuse(L, "%s", error->message);
@@ -88,18 +94,9 @@ int hll_failure(lua_State *L, const hl_error *error, int target) {
     lua_pushinteger(L, (lua_Integer)error->server_errno);
     lua_setfield(L, -2, "errno");
   }
-  if (error->sqlstate[0]) {
-    lua_pushstring(L, error->sqlstate);
-    lua_setfield(L, -2, "sqlstate");
-  }
-  if (error->revoked_by[0]) {
-    lua_pushstring(L, error->revoked_by);
-    lua_setfield(L, -2, "revoked_by");
-  }
-  if (error->reason[0]) {
-    lua_pushstring(L, error->reason);
-    lua_setfield(L, -2, "reason");
-  }
+  hll_set_text(L, "sqlstate", error->sqlstate);
+  hll_set_text(L, "revoked_by", error->revoked_by);
+  hll_set_text(L, "reason", error->reason);
   if (error->retry_after_ms) {
     lua_pushnumber(L, (lua_Number)error->retry_after_ms / 1000);
     lua_setfield(L, -2, "retry_after");

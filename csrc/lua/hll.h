@@ -30,6 +30,8 @@ extern const char HLL_MANAGER[], HLL_HANDLE[], HLL_PENDING[], HLL_PLAN[], HLL_HO
 
 /* Raises with the position of the first caller outside of this library. */
 int hll_misuse(lua_State *L, const char *format, ...) __attribute__((noreturn));
+/* Sets a field of the table on the top, unless the value is "". */
+void hll_set_text(lua_State *L, const char *name, const char *value);
 /* Pushes nil, err and returns 2. Raises misuse and want of memory.
    target: stack index of a value for err.target, or 0. */
 int hll_failure(lua_State *L, const hl_error *error, int target);
@@ -59,10 +61,13 @@ int64_t hll_ttl(lua_State *L, int index);
 typedef bool (*hll_option_fn)(lua_State *L, const char *name, void *context);
 void hll_options(lua_State *L, int index, hll_option_fn each, void *context);
 hl_mode hll_mode(lua_State *L, int index);
+/* Reads the value on the top as a list of 1 to `most` strings without NUL bytes, and ends `words`
+   with NULL. The list keeps the strings. `of` says in messages what the strings are. */
+void hll_words(lua_State *L, const char *what, const char *of, size_t most, const char *words[]);
 /* A layout from the fields levels and buckets; see hll_layout_option. The names live until the
    next allocation in Lua: see above. */
 typedef struct hll_layout_options {
-  const char *names[HL_LEVELS_MAX];
+  const char *names[HL_LEVELS_MAX + 1];
   unsigned levels; /* 0: the default */
   uint32_t buckets;
 } hll_layout_options;

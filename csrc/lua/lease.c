@@ -156,9 +156,7 @@ int hll_manager_import(lua_State *L) {
   int shared = hll_manager_shared(L, 3), status;
   hll_manager_account(L, self);
   hll_handle *handle = hll_handle_push(L, self, shared);
-  hll_pending *pending = lua_toboolean(L, lua_upvalueindex(HLL_STARTS))
-                             ? hll_pending_push(L, shared, lua_gettop(L))
-                             : NULL;
+  hll_pending *pending = hll_starts(L) ? hll_pending_push(L, shared, lua_gettop(L)) : NULL;
   hll_trace **trace = pending ? &pending->trace : &handle->trace;
   if (lua_type(L, 2) != LUA_TSTRING)
     hll_misuse(L, "text must be a string, not %s", luaL_typename(L, 2));

@@ -30,64 +30,26 @@ typedef struct open_options {
   const char *units[HL_UNITS_MAX + 1];
 } open_options;
 
-/* Reads a list of patterns, on the top. The list keeps the strings. */
-static void names_option(lua_State *L, open_options *options) {
-  if (!lua_istable(L, -1))
-    hll_misuse(L, "interoperate.names must be a list of strings, not %s", luaL_typename(L, -1));
-  size_t n = hll_rawlen(L, -1), fields = 0;
-  if (n < 1 || n > HL_LEVELS_MAX)
-    hll_misuse(L, "interoperate.names must be a list of 1 to %d strings", HL_LEVELS_MAX);
-  for (size_t i = 0; i < n; i++) {
-    lua_rawgeti(L, -1, (int)i + 1);
-    options->names[i] = hll_word(L, -1);
-    if (!options->names[i])
-      hll_misuse(L, "interoperate.names: number %d is no string without NUL bytes", (int)i + 1);
-    lua_pop(L, 1);
-  }
-  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
-  if (fields != n) hll_misuse(L, "interoperate.names has other keys than 1 to %d", (int)n);
-  options->names[n] = NULL;
-  options->config.names = options->names;
-}
-
 /* Reads "symfony", or a table that has it in `with`; on the top. */
 static void interoperate_option(lua_State *L, open_options *options) {
   hl_config *config = &options->config;
   if (lua_istable(L, -1)) {
     for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
       const char *key = hll_word(L, -2);
-      if (key && strcmp(key, "with") == 0)
+      if (key && strcmp(key, "with") == 0) {
         config->interoperate = hll_word(L, -1);
-      else if (key && strcmp(key, "names") == 0)
-        names_option(L, options);
-      else
+      } else if (key && strcmp(key, "names") == 0) {
+        hll_words(L, "interoperate.names", "strings", HL_LEVELS_MAX, options->names);
+        config->names = options->names;
+      } else {
         hll_misuse(L, "interoperate has keys beside 'with' and 'names'");
+      }
     }
   } else {
     config->interoperate = hll_word(L, -1);
   }
   if (!config->interoperate || strcmp(config->interoperate, "symfony") != 0)
     hll_misuse(L, "interoperate must be \"symfony\" or {with = \"symfony\", names = {...}}");
-}
-
-/* Reads a list of names, on the top. The list keeps the strings. */
-static void units_option(lua_State *L, open_options *options) {
-  if (!lua_istable(L, -1))
-    hll_misuse(L, "units must be a list of names, not %s", luaL_typename(L, -1));
-  size_t n = hll_rawlen(L, -1), fields = 0;
-  if (n < 1 || n > HL_UNITS_MAX)
-    hll_misuse(L, "units must be a list of 1 to %d names", HL_UNITS_MAX);
-  for (size_t i = 0; i < n; i++) {
-    lua_rawgeti(L, -1, (int)i + 1);
-    options->units[i] = hll_word(L, -1);
-    if (!options->units[i])
-      hll_misuse(L, "units must be a list of names; number %d is none", (int)i + 1);
-    lua_pop(L, 1);
-  }
-  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
-  if (fields != n) hll_misuse(L, "units has other keys than 1 to %d", (int)n);
-  options->units[n] = NULL;
-  options->config.units = options->units;
 }
 
 static bool open_option(lua_State *L, const char *name, void *context) {
@@ -107,14 +69,13 @@ static bool open_option(lua_State *L, const char *name, void *context) {
     config->application = hll_word(L, -1);
     if (!config->application)
       hll_misuse(L, "application must be a string without NUL bytes, not %s", luaL_typename(L, -1));
-  } else if (strcmp(name, "on_lost") == 0) {
-    if (!lua_isfunction(L, -1))
-      hll_misuse(L, "on_lost must be a function, not %s", luaL_typename(L, -1));
-    options->on_lost = true;
-  } else if (hll_hook_named(name)) {
+  } else if (strcmp(name, "on_lost") == 0 || hll_hook_named(name)) {
     if (!lua_isfunction(L, -1))
       hll_misuse(L, "%s must be a function, not %s", name, luaL_typename(L, -1));
-    options->hooks = true;
+    if (hll_hook_named(name))
+      options->hooks = true;
+    else
+      options->on_lost = true;
   } else if (strcmp(name, "quorum") == 0) {
     const char *strategy = hll_word(L, -1);
     if (!options->list) hll_misuse(L, "quorum is for a list of DSNs");
@@ -130,11 +91,10 @@ static bool open_option(lua_State *L, const char *name, void *context) {
                       &options->raises_order);
     options->check_units = options->check_order;
   } else if (strcmp(name, "units") == 0) {
-    units_option(L, options);
+    hll_words(L, name, "names", HL_UNITS_MAX, options->units);
+    config->units = options->units;
   } else if (strcmp(name, "own_handles") == 0) {
-    if (!lua_isboolean(L, -1))
-      hll_misuse(L, "own_handles must be a boolean, not %s", luaL_typename(L, -1));
-    options->own_handles = lua_toboolean(L, -1);
+    options->own_handles = hll_boolean(L, name);
   } else if (strcmp(name, "loop") == 0) {
     /* lua/hierlock/init.lua has checked it. */
   } else {

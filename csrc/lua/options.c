@@ -45,6 +45,24 @@ hl_mode hll_mode(lua_State *L, int index) {
   hll_misuse(L, "mode must be \"exclusive\", \"update\" or \"shared\"");
 }
 
+void hll_words(lua_State *L, const char *what, const char *of, size_t most, const char *words[]) {
+  if (!lua_istable(L, -1))
+    hll_misuse(L, "%s must be a list of %s, not %s", what, of, luaL_typename(L, -1));
+  size_t n = hll_rawlen(L, -1), fields = 0;
+  if (n < 1 || n > most) hll_misuse(L, "%s must be a list of 1 to %d %s", what, (int)most, of);
+  for (size_t i = 0; i < n; i++) {
+    lua_rawgeti(L, -1, (int)i + 1);
+    words[i] = hll_word(L, -1);
+    if (!words[i])
+      hll_misuse(L, "%s must be a list of %s; number %d is no string without NUL bytes", what, of,
+                 (int)i + 1);
+    lua_pop(L, 1);
+  }
+  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
+  if (fields != n) hll_misuse(L, "%s has other keys than 1 to %d", what, (int)n);
+  words[n] = NULL;
+}
+
 bool hll_layout_option(lua_State *L, const char *name, hll_layout_options *options) {
   if (strcmp(name, "buckets") == 0) {
     lua_Number buckets = lua_tonumber(L, -1);
@@ -55,23 +73,10 @@ bool hll_layout_option(lua_State *L, const char *name, hll_layout_options *optio
     return true;
   }
   if (strcmp(name, "levels") != 0) return false;
-  if (!lua_istable(L, -1))
-    hll_misuse(L, "levels must be a list of names, not %s", luaL_typename(L, -1));
-  size_t n = hll_rawlen(L, -1);
-  if (n < 1 || n > HL_LEVELS_MAX)
-    hll_misuse(L, "levels must be a list of 1 to %d names", HL_LEVELS_MAX);
-  for (size_t i = 0; i < n; i++) {
-    lua_rawgeti(L, -1, (int)i + 1);
-    options->names[i] = hll_word(L, -1);
-    if (!options->names[i])
-      hll_misuse(L, "levels must be a list of names; number %d is none", (int)i + 1);
-    if (strcmp(options->names[i], "mode") == 0) hll_misuse(L, "a level cannot be named 'mode'");
-    lua_pop(L, 1); /* the list keeps the string */
-  }
-  size_t fields = 0;
-  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
-  if (fields != n) hll_misuse(L, "levels has other keys than 1 to %d", (int)n);
-  options->levels = (unsigned)n;
+  hll_words(L, "levels", "names", HL_LEVELS_MAX, options->names);
+  for (options->levels = 0; options->names[options->levels]; options->levels++)
+    if (strcmp(options->names[options->levels], "mode") == 0)
+      hll_misuse(L, "a level cannot be named 'mode'");
   return true;
 }
 
