@@ -143,6 +143,21 @@ describe("redis", function()
       assert(assert(other:acquire(R1, { mode = "shared", timeout = 0 })):release())
     end)
 
+    -- Redis passes over what it has not read of a connection that ends while it is paused.
+    for last, chunk in pairs {
+      ["is closed"] = "manager:close()",
+      ["is collected"] = "handles[1], manager = nil collectgarbage() collectgarbage()",
+    } do
+      it("that is paused is told of a release again when the manager " .. last, function()
+        local manager, peer = assert(open()), support.process(store)
+        peer:call([[handles[1] = assert(manager:acquire({ "u1" }, { ttl = 60 }))]])
+        assert.equal(1, #assert(manager:leases()))
+        cli("CLIENT", "PAUSE", "500", "ALL")
+        peer:start("assert(handles[1]:release()) " .. chunk .. " os.exit(0)"):join()
+        assert.same({}, assert(manager:leases()))
+      end)
+    end
+
     it("whose scripts were flushed gets them again", function()
       local manager, other = assert(open()), assert(open())
       for _ = 1, 3 do

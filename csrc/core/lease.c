@@ -709,8 +709,7 @@ void hl__leases_drops_await(hl_manager *manager, uint64_t put, int64_t deadline)
     hl__manager_wait(&manager->done, manager, deadline);
 }
 
-/* If the connection ended, the server may not have read the release: a worker repeats it. If the
-   manager is closed, the release was sent before its connection was closed. */
+/* Without an answer the server may not have read the release: a worker repeats it. */
 static void release_answered(hl__sent *sent, bool answered) HL__REQUIRES(hl__manager_mutex) {
   hl__lease *lease = HL__LIST_ENTRY(sent, hl__lease, sent);
   if (!answered && !lease->manager->closed) (void)drop_later(lease);
@@ -811,9 +810,19 @@ static bool leases_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   return hl__list_empty(&manager->drops) || (manager->drops_begun && !hl__library_closed());
 }
 
+/* A server may pass over what it has not read when a connection ends, as Redis does while it is
+   paused (CLIENT PAUSE). So a worker repeats the releases that are not answered. */
+static void releases_repeat(hl_manager *manager, bool waits) HL__REQUIRES(hl__manager_mutex) {
+  if (!manager->ops->traits.drop_sends || hl__library_closed()) return;
+  if (waits) hl__pool_releases_await(manager);
+  hl__pool_sent_end(manager);
+}
+
 void hl__leases_close(hl_manager *manager, bool waits) {
   while (!leases_end(manager)) drops_give_back(manager, true);
+  releases_repeat(manager, waits);
   if (waits) hl__leases_drops_await(manager, manager->drops_put, HL_FOREVER);
   while (!leases_end(manager)) /* leases granted meanwhile */
     drops_give_back(manager, true);
+  releases_repeat(manager, false);
 }

@@ -81,6 +81,13 @@ void hl__pool_sent(hl__connection *connection, hl__sent *sent) {
   connection->idle_since = hl__now_ms(); /* a try awaits its answer */
 }
 
+void hl__pool_sent_end(hl_manager *manager) {
+  for (hl__connection *connection = manager->pool.all; connection; connection = connection->next)
+    if (connection->sent &&
+        (connection->state != HL__IDLE || hl__pool_settle(manager, connection) != HL_OK))
+      sent_end(connection, false);
+}
+
 hl__connection *hl__pool_quiet(hl_manager *manager) {
   hl__connection *connection = manager->pool.newest;
   while (connection && (hl__pool_settle(manager, connection) != HL_OK ||

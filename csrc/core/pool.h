@@ -151,6 +151,8 @@ int hl__pool_settle(hl_manager *manager, hl__connection *connection)
 hl__connection *hl__pool_quiet(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Notes a command that was sent on the connection. */
 void hl__pool_sent(hl__connection *connection, hl__sent *sent) HL__REQUIRES(hl__manager_mutex);
+/* Gives up waiting for the answers to such commands, but for those that have come. */
+void hl__pool_sent_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Makes a connection IDLE that is not in the list of idle ones. */
 void hl__pool_idle(hl_manager *manager, hl__connection *connection) HL__REQUIRES(hl__manager_mutex);
 /* Removes the connection from all lists. The caller owns it then. */
