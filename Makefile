@@ -216,15 +216,18 @@ VERSION = $(shell sed -n 's/^\#define HL_VERSION "\(.*\)"/\1/p' csrc/core/hierlo
 INSTALL_LUA = $(foreach file,$(sort $(shell find lua -name '*.lua')),644:$(file):$(INST_LUADIR)/$(file:lua/%=%)) \
               755:$(CORE_SO):$(INST_LIBDIR)/hierlock/core.so \
               $(foreach store,$(CLIENTS),755:$(call module,$(store)):$(INST_LIBDIR)/hierlock/store/$($(store)_NAME).so)
+# For stores of other makers: see docs/adding-a-store.md.
+STORE_HEADERS := clock.h dsn.h error.h fork.h layout.h mode.h mutex.h record.h socket.h store.h
 INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
                644:csrc/core/hierlock.h:$(INST_INCDIR)/hierlock.h \
+               $(foreach header,$(STORE_HEADERS),644:csrc/core/$(header):$(INST_INCDIR)/hierlock/$(header)) \
                $(foreach file,$(wildcard sql/*.sql),644:$(file):$(INST_DATADIR)/$(file)) \
                $(foreach file,$(wildcard docs/*.1),644:$(file):$(INST_MANDIR)/man1/$(notdir $(file)))
 # Written when they are installed, as they say where.
 INSTALL_WRITTEN = $(INST_CLIBDIR)/pkgconfig/hierlock.pc $(INST_BINDIR)/hierlock $(INST_BASHDIR)/hierlock $(INST_ZSHDIR)/_hierlock
 # Ours alone: removed once they are empty, a directory after those in it.
 OWN_DIRECTORIES = $(INST_LUADIR)/hierlock/attach $(INST_LUADIR)/hierlock/command/examine $(INST_LUADIR)/hierlock/command $(INST_LUADIR)/hierlock/loop $(INST_LUADIR)/hierlock/rows $(INST_LUADIR)/hierlock $(INST_LIBDIR)/hierlock/store \
-                  $(INST_LIBDIR)/hierlock $(INST_DATADIR)/sql $(INST_DATADIR)
+                  $(INST_LIBDIR)/hierlock $(INST_INCDIR)/hierlock $(INST_DATADIR)/sql $(INST_DATADIR)
 
 # The command finds the modules wherever PREFIX is.
 define COMMAND
@@ -336,7 +339,15 @@ test-core: $(CORE_TESTS)
 	  timeout --kill-after=5 $(or $(LIMIT),300) env $(WITHOUT_CAS) $(SANITIZER_ENV) $(WRAPPER) TEST >TEST.log 2>&1; status=$$?; cat TEST.log; \
 	  case $$status in 0) exit ;; 124) echo "TEST hung, in the last test above" ;; *) echo "TEST ended with status $$status" ;; esac; false'
 
-spec-built: all $(SPEC_SO) $(BUILD)/stress
+# The store of examples/store, for the specs that run on it; and headers where they are once they are installed.
+$(BUILD)/include/hierlock:
+	@mkdir -p $(@D) && ln -sfn $(CURDIR)/csrc/core $@
+$(BUILD)/hierlock/store/folder.so: $(wildcard examples/store/*) $(LIBRARY) | $(BUILD)/include/hierlock
+	@$(MAKE) -s -C examples/store BUILD=$(abspath $(BUILD)) CC='$(CC)' CFLAGS='$(CFLAGS)' LDFLAGS='$(LDFLAGS)' \
+	  LUA_CFLAGS='$(LUA_CFLAGS)' HIERLOCK_CFLAGS='-I$(abspath $(BUILD))/include -I$(CURDIR)/csrc/core' \
+	  HIERLOCK_LIBS='$(abspath $(LIBRARY))'
+
+spec-built: all $(SPEC_SO) $(BUILD)/stress $(BUILD)/hierlock/store/folder.so
 	@:
 
 # The specs, with the servers that the environment names (see

@@ -125,6 +125,39 @@ describe("a DSN of PostgreSQL", function()
   end)
 end)
 
+describe("a DSN of another maker's store", function()
+  it("finds its module, and leaves the rest to it", function()
+    local directory = os.getenv "HIERLOCK_SPEC_DIRECTORY" .. "/of-folder"
+    local manager = assert(hierlock.open("store+folder:" .. directory))
+    assert.equal("lease", assert(manager:acquire { "u1" }).kind)
+    manager:close()
+    local err = fails("store+folder:" .. directory .. "?x=1")
+    assert.equal("dsn", err.code)
+    assert.matches("'x'", err.message)
+  end)
+
+  it("is refused where there is no such module, or no name", function()
+    local err = fails "store+nothing:/x"
+    assert.equal("store", err.code)
+    assert.matches("store+nothing", err.message, 1, true)
+    for _, dsn in ipairs { "store+:/x", "store+Folder:/x", "store+a-b:/x", "store+folder", "store+" .. ("a"):rep(41) .. ":/x",
+                           "store+u:SECRETMARKER@tcp(127.0.0.1:1)/d" } do
+      err = fails(dsn)
+      assert.is_true(err.code == "dsn" or err.code == "store", dsn)
+      assert.is_nil(err.message:find("SECRETMARKER", 1, true))
+    end
+  end)
+
+  it("names one of sixteen stores that a process may use", function()
+    local output = support.run [[
+      local hierlock = require "hierlock"
+      for i = 1, 18 do print(i, select(2, hierlock.open("store+other" .. i .. ":")).code) end
+      print("again", select(2, hierlock.open("store+other1:")).code)
+    ]]
+    assert.matches("16%s+store\n17%s+dsn\n18%s+dsn\nagain%s+store\n", output)
+  end)
+end)
+
 describe("a DSN of Symfony Lock's StoreFactory", function()
   -- How it ends: opened, or a server that is not there was asked for; else, what the message says to write instead.
   local OPEN, ASKED = true, "connection"

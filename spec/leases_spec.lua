@@ -10,7 +10,8 @@ local support = require "spec.support"
 local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 
 -- By the name of the store. The others refuse a ttl.
-local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true, redis = true, sqlite = true, memcached = true, quorum = true }
+local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true, redis = true, sqlite = true, memcached = true, quorum = true,
+                 folder = true }
 
 local SHORT = 0.15 -- a ttl that is waited for
 local LONG = tonumber(os.getenv "HIERLOCK_SPEC_TTL") or 60 -- one that is not
@@ -1174,7 +1175,7 @@ describe("a lease", function()
         assert.equal(0, #leases(manager))
       end)
     end
-  end)
+  end, "and examples")
 
   it("is not to be had of a store that grants everything, which says so", function()
     local manager = assert(hierlock.open "null:")

@@ -94,6 +94,9 @@ local function expected(version)
     "lib/lua/" .. version .. "/hierlock/store/postgresql.so", "lib/lua/" .. version .. "/hierlock/store/sqlite.so",
     "lib/lua/" .. version .. "/hierlock/store/memcached.so",
     "lib/lua/" .. version .. "/hierlock/store/redis.so",
+    "include/hierlock/clock.h", "include/hierlock/dsn.h", "include/hierlock/error.h", "include/hierlock/fork.h",
+    "include/hierlock/layout.h", "include/hierlock/mode.h", "include/hierlock/mutex.h", "include/hierlock/record.h",
+    "include/hierlock/socket.h", "include/hierlock/store.h",
     "share/bash-completion/completions/hierlock", "share/zsh/site-functions/_hierlock",
     "share/hierlock/sql/leases.sql", "share/hierlock/sql/postgresql.sql", "share/hierlock/sql/postgresql_leases.sql",
     "share/hierlock/sql/provision.sql", "share/hierlock/sql/schema.sql",
@@ -194,7 +197,7 @@ describe("make install", function()
     for _, shared in ipairs { "bin", "include", "lib/pkgconfig", "share/lua/5.4" } do
       assert.is_true(exists(root .. "/opt/h/" .. shared), shared)
     end
-    for _, own in ipairs { "share/lua/5.4/hierlock", "share/hierlock" } do
+    for _, own in ipairs { "share/lua/5.4/hierlock", "share/hierlock", "include/hierlock" } do
       assert.is_false(exists(root .. "/opt/h/" .. own), own)
     end
   end)
@@ -377,6 +380,28 @@ describe("what make installs", function()
     local flags = must("PKG_CONFIG_PATH=%s/lib/pkgconfig pkg-config --libs hierlock", prefix)
     assert.is_nil(flags:find("mariadb") or flags:find("mysql"), flags)
     assert.is_truthy(sh("%s/plain mysql://u@127.0.0.1/d", directory):find("not available"))
+  end)
+
+  -- As its Makefile prints it; what it needs is what is installed.
+  it("has what a store of another maker's needs, which Lua and C find by the DSN", function()
+    must("rm -rf %s/store && cp -r %s/examples/store %s/store", directory, source, directory)
+    local command = read_file(directory .. "/store/Makefile"):match("\n#     (make [^\n]+)\n")
+    assert.are.equal("", (must("cd %s/store && PKG_CONFIG_PATH=%s/lib/pkgconfig %s -s CFLAGS='-O2 -g -Werror'",
+                               directory, prefix, command)))
+    local output, status = run_lua("lua5.4", prefix .. "/share/lua/5.4",
+      ("%s/lib/lua/5.4/?.so;%s/store/build"):format(prefix, directory), ([[
+        local hierlock = require "hierlock"
+        local dsn = "store+folder:%s/other-maker"
+        local one, other = assert(hierlock.open(dsn)), assert(hierlock.open(dsn))
+        local lock = assert(one:acquire({ "u1" }, { ttl = 60 }))
+        print(select(2, other:acquire({ "u1" }, { timeout = 0 })).code, lock.kind, lock:check())
+        assert(lock:release { confirm = true })
+        assert(other:acquire({ "u1" }, { timeout = 0 }):release { confirm = true })
+        print(select(2, hierlock.open "store+nothing:x").message)
+      ]]):format(os.getenv "HIERLOCK_SPEC_DIRECTORY"))
+    assert.are.equal(0, status, output)
+    assert.is_truthy(output:find("^timeout\tlease\ttrue\n"), output)
+    assert.is_truthy(output:find("store+nothing", 1, true), output)
   end)
 
   support.each_server(function(store)

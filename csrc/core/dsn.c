@@ -8,6 +8,7 @@
 #include "error.h"
 
 #include <ctype.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -262,7 +263,7 @@ int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store, hl
 
 /* ---------------------------------------------------- schemes and stores */
 
-/* The only list of all schemes: a store may be a module that is not loaded yet. */
+/* The only list of our own schemes: a store may be a module that is not loaded yet. */
 static const struct {
   const char *prefix;
   const char *store;
@@ -384,6 +385,42 @@ static bool is_libpq_list(const char *text) {
   return false;
 }
 
+/* Stores of other makers: store+NAME:rest. A process knows so many of them, at most. */
+#define OTHERS "store+"
+#define OTHERS_MAX 16
+#define OTHER_NAME_MAX 40
+
+/* Makes a copy of the name, once, which stays. HL_OK, HL_ENOMEM, HL_EDSN. */
+static int name_keep(const char *name, size_t size, const char **kept, hl_error *error) {
+  static _Atomic(char *) names[OTHERS_MAX];
+  for (size_t i = 0; i < OTHERS_MAX; i++) {
+    char *there = atomic_load(&names[i]);
+    if (!there) {
+      char *own = strndup(name, size);
+      if (!own) return hl__error_memory(error);
+      if (atomic_compare_exchange_strong(&names[i], &there, own))
+        there = own;
+      else
+        free(own);
+    }
+    *kept = there;
+    if (strlen(there) == size && memcmp(there, name, size) == 0) return HL_OK;
+  }
+  return hl__error(error, HL_EDSN, "this process has used %d stores of other makers, and no more",
+                   OTHERS_MAX);
+}
+
+static int other_find(const char *text, const char **store, const char **rest, hl_error *error) {
+  const char *name = text + strlen(OTHERS);
+  size_t size = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_");
+  if (!size || size > OTHER_NAME_MAX || name[size] != ':')
+    return hl__error(error, HL_EDSN,
+                     "the DSN names no store behind '" OTHERS "': write " OTHERS
+                     "NAME:..., a name of small letters, digits and '_'");
+  *rest = name + size + 1;
+  return name_keep(text, strlen(OTHERS) + size, store, error);
+}
+
 /* Finds the store of a DSN. *rest: what follows its scheme, or the whole text. */
 static int store_find(const char *text, const char **store, const char **interoperate,
                       const char **rest, hl_error *error) {
@@ -415,6 +452,7 @@ static int store_find(const char *text, const char **store, const char **interop
     *rest = text + n;
     return HL_OK;
   }
+  if (strncmp(text, OTHERS, strlen(OTHERS)) == 0) return other_find(text, store, rest, error);
   if (refuse(text, error)) return HL_EDSN;
 
   *rest = text;

@@ -252,7 +252,7 @@ char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, s
 
 #define HL_FOREVER INT64_MAX
 
-struct hl_store_ops; /* store.h: for those who bring a store of their own */
+struct hl_store_ops; /* hierlock/store.h, for stores of other makers: docs/adding-a-store.md */
 
 /* MySQL and MariaDB. A program that names this store links the client library as well
    (pkg-config --static --libs hierlock). A hierlock that was built without one does not have it. */
@@ -313,8 +313,9 @@ const char *hl_dsn_default(const char *dsn);
 
 /* The store that a DSN asks for, by its form: "mysql", "postgresql", "redis", "sqlite",
    "memcached", "file", "null" or "quorum". A quorum is quorum:majority;dsn;dsn;dsn or
-   quorum:all;..., with '%' as %25 and ';' as %3B in each dsn. Static storage. NULL, with HL_EDSN in
-   *error, when no known store has that form. */
+   quorum:all;..., with '%' as %25 and ';' as %3B in each dsn. A store of another maker's, from
+   hl_config.stores, is store+NAME:..., and "store+NAME" here. Static storage. NULL, with HL_EDSN in
+   *error, when no known store has that form; HL_ENOMEM. */
 const char *hl_dsn_store(const char *dsn, hl_error *error);
 
 /* Opens the store and looks whether it will exclude. Everything in config is

@@ -124,17 +124,18 @@ static const char *store_needs(const char *name) {
   return "its client library";
 }
 
-/* A store with a client library is loaded at first use, by `require`. The module is a userdata with
-   the address of its hl_store_ops. */
+/* A store with a client library, or of another maker's, is loaded at first use, by `require`. The
+   module is a userdata with the address of its hl_store_ops; another maker's is the address. */
 const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
   if (strcmp(name, "file") == 0) return &hl_store_file;
   if (strcmp(name, "null") == 0) return &hl_store_null;
   if (strcmp(name, "quorum") == 0) return &hl_store_quorum;
   lua_getglobal(L, "require");
-  lua_pushfstring(L, "hierlock.store.%s", name);
+  lua_pushfstring(L, "hierlock.store.%s", strncmp(name, "store+", 6) == 0 ? name + 6 : name);
   if (lua_pcall(L, 1, 1, 0) == 0) {
     const hl_store_ops **ops = hll_testmetatable(L, -1, HLL_STORE);
     if (ops) return *ops;
+    if (lua_islightuserdata(L, -1)) return lua_touserdata(L, -1);
     lua_pushliteral(L, "it is no store");
   }
   if (!lua_isstring(L, -1)) lua_pushliteral(L, "unknown reason");

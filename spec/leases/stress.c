@@ -103,6 +103,7 @@ static struct shared {
 static const char *dsn, *control;
 static bool fails_over, hurry;
 static int users = 2;
+extern const struct hl_store_ops STRESS_OTHER; /* another maker's, as of examples/store */
 static const struct hl_store_ops *const stores[] = {
 #ifdef STRESS_MYSQL
     &hl_store_mysql,
@@ -119,7 +120,7 @@ static const struct hl_store_ops *const stores[] = {
 #ifdef STRESS_MEMCACHED
     &hl_store_memcached,
 #endif
-    NULL};
+    &STRESS_OTHER,        NULL};
 static _Thread_local int self; /* which worker */
 static int processes = 8, threads = 1;
 
@@ -128,14 +129,16 @@ static bool is_store(const char *name) {
   return strncmp(dsn, name, n) == 0 && dsn[n] == ':';
 }
 
+static bool is_other(void) { return strncmp(dsn, "store+", 6) == 0; }
+
 /* In these stores a lock without a ttl is a lease, too, of hold_timeout. */
 static bool leases_only(void) {
   return is_store("sqlite") || is_store("redis") || is_store("redis+sentinel") ||
-         is_store("memcached") || is_store("quorum");
+         is_store("memcached") || is_store("quorum") || is_other();
 }
 
 /* Whether it has connections, which are cut. */
-static bool has_server(void) { return !is_store("file") && !is_store("sqlite"); }
+static bool has_server(void) { return !is_store("file") && !is_store("sqlite") && !is_other(); }
 
 static _Thread_local uint64_t random_state;
 

@@ -89,6 +89,7 @@ end
 --
 --   server           it is a server of those that spec/support/servers.sh starts
 --   leases_only      it has no session locks
+--   example          it is no store of hierlock's: only the specs that ask for it run on it
 --   table            it has buckets in a table of this name: MySQL's kind
 --   unbucketed       no two nodes are one row, or one number, by chance
 --   whole_seconds    its leases last whole seconds
@@ -254,8 +255,8 @@ local function new_store(name, dsn, root_dsn, control)
   return store
 end
 
---- Every store with session locks, the embedded one first; and those that only have leases.
-support.stores, support.leases_only = { new_store "embedded" }, {}
+--- Every store with session locks, the embedded one first; those that only have leases; and those that are examples.
+support.stores, support.leases_only, support.examples = { new_store "embedded" }, {}, {}
 
 -- MySQL or MariaDB: specs for one of them go by the name.
 local function server_of_the_user(dsn)
@@ -278,7 +279,7 @@ for _, name in ipairs(names) do
   local dsn = os.getenv(prefix .. "_DSN")
   -- Beside the user's own server, only those that are there.
   if name ~= "embedded" and not (mine and module.server and (module.table or not dsn)) then
-    local list = module.leases_only and support.leases_only or support.stores
+    local list = module.example and support.examples or module.leases_only and support.leases_only or support.stores
     list[#list + 1] = new_store(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL"))
   end
 end
@@ -327,8 +328,10 @@ function support.each_store(fn)
   each(stores, fn)
 end
 
---- Like each_store, for every store that has leases, or might have, including stores that have nothing else.
-function support.each_leasing_store(fn)
+--- Like each_store, for every store that has leases, or might have, including stores that have nothing else. examples:
+--- on those, too.
+function support.each_leasing_store(fn, examples)
+  if examples then each(support.examples, fn) end
   each(support.leases_only, fn)
   support.each_store(fn)
 end
@@ -345,7 +348,7 @@ end
 --- For one store only: on_sqlite, on_redis ….
 for _, name in ipairs(names) do
   support["on_" .. name] = function(fn)
-    for _, stores in ipairs { support.stores, support.leases_only } do
+    for _, stores in ipairs { support.stores, support.leases_only, support.examples } do
       for _, store in ipairs(stores) do
         if store.name == name then each({ store }, fn) end
       end
@@ -745,7 +748,7 @@ function support.close_peers()
   for peer in pairs(live) do peer:finish() end
   for peer in pairs(live) do peer:close() end
   -- The embedded store's descriptors go with its last manager.
-  for _, stores in ipairs { support.stores, support.leases_only } do
+  for _, stores in ipairs { support.stores, support.leases_only, support.examples } do
     for _, store in ipairs(stores) do
       if store.observer then store.observer:close() end
       store.observer = nil

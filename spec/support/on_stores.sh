@@ -18,6 +18,9 @@ one() {                                 # STORE [OPTION…]
     sqlite)
       directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
       dsn=sqlite:$directory/leases.db ;;
+    folder)
+      directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
+      dsn=store+folder:$directory/locks ;;
     # Of three, one of which can be cut off, stopped and restarted. There it shares no lease with the store redis, and
     # no list of stores with a quorum that was killed before.
     quorum)
