@@ -56,9 +56,8 @@ int hl__mysql_table_judge(bool mariadb, const char *database, const char *table,
                           hl_error *error) {
   if (!engine)
     return hl__error(error, HL_ENOT_PROVISIONED,
-                     "there is no table %s in database %.64s, or this account may "
-                     "not see it (GRANT SELECT%s ON %.64s.%s); run `hierlock "
-                     "provision`",
+                     "there is no table %s in database %.64s, or this account may not see it "
+                     "(GRANT SELECT%s ON %.64s.%s); run `hierlock provision`",
                      table, database, mariadb ? "" : ", UPDATE", database, table);
   if (strcmp(engine, "InnoDB") != 0)
     return hl__error(error, HL_EUNSAFE_SERVER,

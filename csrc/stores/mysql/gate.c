@@ -121,8 +121,7 @@ static int expired_delete(hl__mysql_store *store, const finding *found, int64_t 
     char sql[512];
     uint64_t deleted = 0;
     int size = snprintf(sql, sizeof sql,
-                        "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE "
-                        "l.id=0x%s%s",
+                        "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE l.id=0x%s%s",
                         store->leases, store->rows, id,
                         strcmp(id, found->former) == 0 ? "" : " AND l.till<=UTC_TIMESTAMP(6)");
     aside->patience = answer_by(ASIDE_MS, limit);

@@ -133,8 +133,7 @@ static bool is_one(const char *value) { return value && value[0] == '1'; }
 #define TRANSACTIONS                                                                               \
   "SELECT 'T',trx_mysql_thread_id,trx_state='LOCK WAIT',trx_id,"                                   \
   "CAST(UNIX_TIMESTAMP(trx_started)*1000 AS SIGNED),@@performance_schema "                         \
-  "FROM information_schema.INNODB_TRX WHERE "                                                      \
-  "trx_mysql_thread_id<>CONNECTION_ID() AND "                                                      \
+  "FROM information_schema.INNODB_TRX WHERE trx_mysql_thread_id<>CONNECTION_ID() AND "             \
   "(trx_rows_locked>0 OR trx_state='LOCK WAIT')"
 
 /* ------------------------------------------------------------- MariaDB */
@@ -159,9 +158,8 @@ static int holders_mariadb(hl__mysql_session *session, const hl_lease_filter *fi
   static const char sql[] =
       TRANSACTIONS " UNION ALL SELECT 'P',PROCESSLIST_ID,THREAD_ID,"
                    "PROCESSLIST_COMMAND<>'Sleep',NULL,NULL FROM performance_schema.threads "
-                   "WHERE PROCESSLIST_ID>0 "
-                   "UNION ALL SELECT 'V',THREAD_ID,VARIABLE_VALUE,NULL,NULL,NULL FROM "
-                   "performance_schema.user_variables_by_thread "
+                   "WHERE PROCESSLIST_ID>0 UNION ALL SELECT 'V',THREAD_ID,VARIABLE_VALUE,NULL,"
+                   "NULL,NULL FROM performance_schema.user_variables_by_thread "
                    "WHERE VARIABLE_NAME='hierlock'";
   lists all = {.n = 0};
   int status = lists_get(session, filter, sql, &all, error);
@@ -263,8 +261,7 @@ static void mysql_sql(const hl__mysql_session *session, const hl_row *rows, size
                       "SELECT d.LOCK_DATA,d.LOCK_MODE,d.LOCK_STATUS,t.PROCESSLIST_ID,"
                       "t.PROCESSLIST_HOST,u.VARIABLE_VALUE,"
                       "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
-                      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND "
-                      "a.ATTR_NAME='program_name'),"
+                      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND a.ATTR_NAME='program_name'),"
                       "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
                       "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND a.ATTR_NAME='_pid'),"
                       "t.PROCESSLIST_COMMAND IN ('Query','Execute') "

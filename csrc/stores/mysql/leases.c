@@ -449,9 +449,8 @@ static int revoke_one(hl__mysql_session *session, const char *id, const hl_lease
   hl__text_put(&t, ",reason=");
   hl__mysql_put_string(&t, filter->reason, 127);
   hl__text_put(&t,
-               " WHERE id=0x%.32s AND revoked=0;"
-               "DELETE r FROM %s l JOIN %s r ON r.id=l.id WHERE l.id=0x%.32s AND "
-               "l.revoked=1;COMMIT",
+               " WHERE id=0x%.32s AND revoked=0;DELETE r FROM %s l JOIN %s r ON r.id=l.id WHERE "
+               "l.id=0x%.32s AND l.revoked=1;COMMIT",
                id, store->leases, store->rows, id);
   int status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
   free(t.data);

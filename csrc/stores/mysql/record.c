@@ -168,9 +168,8 @@ static void put_record_at_once(hl__text *t, const hl__mysql_store *store, const 
   hl__text_put(t, "SELECT ");
   put_lease_values(t, store, request, "@hierlock_token<<8");
   hl__text_put(t,
-               " FROM %s g WHERE @hierlock_token IS NOT NULL AND g.g=%u AND g.n=1 AND NOT "
-               "EXISTS (SELECT 1 FROM "
-               "%s r WHERE",
+               " FROM %s g WHERE @hierlock_token IS NOT NULL AND g.g=%u AND g.n=1 AND NOT EXISTS "
+               "(SELECT 1 FROM %s r WHERE",
                store->gate, (unsigned)gate, store->rows);
   hl__mysql_put_conflicts(t, request->rows, request->n);
   hl__text_put(t, ");INSERT INTO %s (level,bucket,x,id) SELECT r.a,r.b,r.c,l.id FROM (",
@@ -320,8 +319,7 @@ static void forget_some(hl__mysql_session *session) {
   MYSQL_ROW row;
   char sql[512];
   int n = snprintf(sql, sizeof sql,
-                   "SELECT HEX(id) FROM %s WHERE "
-                   "till<UTC_TIMESTAMP(6)-INTERVAL %d HOUR LIMIT %d",
+                   "SELECT HEX(id) FROM %s WHERE till<UTC_TIMESTAMP(6)-INTERVAL %d HOUR LIMIT %d",
                    store->leases, FORGET_HOURS, FORGET_AT_ONCE);
   if (hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, NULL)) return;
   if (hl__mysql_query(session, sql, (size_t)n, &result, NULL)) return;

@@ -33,9 +33,8 @@ static int proxy_refuse(const hl__mysql_session *session, MYSQL_RES *result, hl_
 int hl__mysql_table_sql(const hl__mysql_session *session, char *out, size_t size) {
   bool mariadb = session->dialect == HL_MARIADB;
   return snprintf(out, size,
-                  "%sSELECT%s DATABASE(),(SELECT ENGINE FROM "
-                  "information_schema.TABLES WHERE TABLE_SCHEMA=DATABASE() "
-                  "AND TABLE_NAME='%s' AND TABLE_TYPE='BASE TABLE')",
+                  "%sSELECT%s DATABASE(),(SELECT ENGINE FROM information_schema.TABLES WHERE "
+                  "TABLE_SCHEMA=DATABASE() AND TABLE_NAME='%s' AND TABLE_TYPE='BASE TABLE')",
                   mariadb ? "SET STATEMENT max_statement_time=1 FOR " : "",
                   mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */", session->store->table);
 }
@@ -74,9 +73,7 @@ static int absence_confirm(hl__mysql_session *session, hl_error *error) {
 
 /* The last question, as there may be no such table. */
 static int layout_sql(const hl__mysql_session *session, char *out, size_t size) {
-  return snprintf(out, size,
-                  "SELECT buckets,levels FROM hier_lock_meta WHERE "
-                  "table_name='%s'",
+  return snprintf(out, size, "SELECT buckets,levels FROM hier_lock_meta WHERE table_name='%s'",
                   session->store->space);
 }
 
@@ -227,10 +224,8 @@ static void session_sql(hl__mysql_session *session, char *out, size_t size) {
   (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
   int64_t lease = (config->hold_timeout + 999) / 1000;
   (void)snprintf(out, size,
-                 "SET SESSION autocommit=1,completion_type=0,"
-                 "sql_select_limit=18446744073709551615,"
-                 "sql_big_selects=1,wait_timeout=%lld,"
-                 "%s%s",
+                 "SET SESSION autocommit=1,completion_type=0,sql_select_limit=18446744073709551615,"
+                 "sql_big_selects=1,wait_timeout=%lld,%s%s",
                  (long long)lease, limits,
                  session->dialect == HL_MARIADB ? ",idle_transaction_timeout=0,"
                                                   "idle_readonly_transaction_timeout=0,"

@@ -27,23 +27,19 @@
 static const char schema[] =
     "CREATE TABLE hierlock(levels TEXT NOT NULL,counter INTEGER NOT NULL);"
     "CREATE TABLE hierlock_leases(number INTEGER PRIMARY KEY,id BLOB NOT NULL,"
-    "secret BLOB NOT NULL,holder BLOB NOT NULL,boot BLOB NOT NULL,till INTEGER "
-    "NOT NULL,till_unix INTEGER NOT NULL,rows BLOB NOT NULL,shared INTEGER NOT "
-    "NULL,owner TEXT NOT NULL,path TEXT NOT NULL,label TEXT NOT NULL,"
-    "application TEXT NOT NULL,host TEXT NOT NULL,pid INTEGER NOT NULL,since "
-    "INTEGER NOT NULL,revoked INTEGER NOT NULL,revoked_by TEXT,reason TEXT);"
-    "CREATE TABLE hierlock_rows(key INTEGER NOT NULL,exclusive INTEGER NOT "
-    "NULL,"
+    "secret BLOB NOT NULL,holder BLOB NOT NULL,boot BLOB NOT NULL,till INTEGER NOT NULL,"
+    "till_unix INTEGER NOT NULL,rows BLOB NOT NULL,shared INTEGER NOT NULL,owner TEXT NOT NULL,"
+    "path TEXT NOT NULL,label TEXT NOT NULL,application TEXT NOT NULL,host TEXT NOT NULL,"
+    "pid INTEGER NOT NULL,since INTEGER NOT NULL,revoked INTEGER NOT NULL,revoked_by TEXT,"
+    "reason TEXT);"
+    "CREATE TABLE hierlock_rows(key INTEGER NOT NULL,exclusive INTEGER NOT NULL,"
     "number INTEGER NOT NULL,PRIMARY KEY(key,exclusive,number)) WITHOUT ROWID;"
-    "CREATE TABLE hierlock_waiters(ticket INTEGER PRIMARY KEY,rows BLOB NOT "
-    "NULL,shared INTEGER NOT NULL,path TEXT NOT NULL,label TEXT NOT NULL,"
-    "application TEXT NOT NULL,host TEXT NOT NULL,pid INTEGER NOT NULL,since "
-    "INTEGER NOT NULL);"
-    "CREATE TABLE hierlock_waits(key INTEGER NOT NULL,exclusive INTEGER NOT "
-    "NULL,ticket INTEGER NOT NULL,PRIMARY KEY(key,exclusive,ticket)) WITHOUT "
-    "ROWID;"
-    "PRAGMA application_id=1751737714;"
-    "PRAGMA user_version=1";
+    "CREATE TABLE hierlock_waiters(ticket INTEGER PRIMARY KEY,rows BLOB NOT NULL,"
+    "shared INTEGER NOT NULL,path TEXT NOT NULL,label TEXT NOT NULL,application TEXT NOT NULL,"
+    "host TEXT NOT NULL,pid INTEGER NOT NULL,since INTEGER NOT NULL);"
+    "CREATE TABLE hierlock_waits(key INTEGER NOT NULL,exclusive INTEGER NOT NULL,"
+    "ticket INTEGER NOT NULL,PRIMARY KEY(key,exclusive,ticket)) WITHOUT ROWID;"
+    "PRAGMA application_id=1751737714;PRAGMA user_version=1";
 _Static_assert(APPLICATION_ID == 1751737714, "as in the schema");
 _Static_assert(VERSION == 1, "as in the schema");
 
