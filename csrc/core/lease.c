@@ -379,19 +379,15 @@ int hl__lease_check(hl__lease *lease, hl_error *error) {
   operation self = {.kind = INSPECT, .confirm = true};
   hl_error reason = {0};
   hl__manager_mutex_lock(manager);
-  int status;
+  int status = HL_OK;
+  if (lease->state == HL__LEASE_HELD) status = operate(lease, &self, &reason);
   if (lease->state != HL__LEASE_HELD) {
-    status = not_held(lease, error);
-  } else {
-    status = operate(lease, &self, &reason);
-    if (lease->state != HL__LEASE_HELD) {
-      status = not_held(lease, error);
-    } else if (status == HL_OK) {
-      if (self.left_ms == 0 || left(lease) == 0) status = over_error(error);
-    } else {
-      if (status == HL_ELOST) (void)lose(lease, &reason);
-      if (error) *error = reason;
-    }
+    status = not_held(lease, error); /* perhaps it was released meanwhile */
+  } else if (status) {
+    if (status == HL_ELOST) (void)lose(lease, &reason);
+    if (error) *error = reason;
+  } else if (self.left_ms == 0 || left(lease) == 0) {
+    status = over_error(error);
   }
   hl__manager_mutex_unlock(manager);
   return status;
