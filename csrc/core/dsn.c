@@ -263,41 +263,39 @@ int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store, hl
 
 /* ---------------------------------------------------- schemes and stores */
 
-/* The only list of our own schemes: a store may be a module that is not loaded yet. */
+/* The only list of our own schemes: a store may be a module that is not loaded yet. An entry
+   without a ':' is a whole DSN. symfony: a scheme of Symfony Lock whose locks we can share, see
+   hl_dsn.interoperate. */
 static const struct {
   const char *prefix;
   const char *store;
+  bool symfony;
 } schemes[] = {
-    {"mysql://", "mysql"},
-    {"mariadb://", "mysql"},
-    {"postgresql://", "postgresql"},
-    {"postgres://", "postgresql"},
-    {"redis://", "redis"},
-    {"rediss://", "redis"},
-    {"redis+unix://", "redis"},
-    {"redis+sentinel://", "redis"},
-    {"rediss+sentinel://", "redis"},
-    {"valkey+sentinel://", "redis"},
-    {"valkeys+sentinel://", "redis"},
-    {"valkey://", "redis"},
-    {"valkeys://", "redis"},
-    {"sqlite:", "sqlite"},
-    {"memcached://", "memcached"},
-    {"file:", "file"},
-    {"null:", "null"},
-    {"quorum:", "quorum"},
-};
-
-/* Schemes of Symfony Lock whose locks we can share: hl_dsn.interoperate. */
-static const struct {
-  const char *prefix;
-  const char *store;
-} shared[] = {
-    {"flock://", "file"},
-    {"pgsql+advisory://", "postgresql"},
-    {"postgres+advisory://", "postgresql"},
-    {"postgresql+advisory://", "postgresql"},
-    {"pgsql+advisory:", "postgresql"},
+    {"mysql://", "mysql", false},
+    {"mariadb://", "mysql", false},
+    {"postgresql://", "postgresql", false},
+    {"postgres://", "postgresql", false},
+    {"redis://", "redis", false},
+    {"rediss://", "redis", false},
+    {"redis+unix://", "redis", false},
+    {"redis+sentinel://", "redis", false},
+    {"rediss+sentinel://", "redis", false},
+    {"valkey+sentinel://", "redis", false},
+    {"valkeys+sentinel://", "redis", false},
+    {"valkey://", "redis", false},
+    {"valkeys://", "redis", false},
+    {"sqlite:", "sqlite", false},
+    {"memcached://", "memcached", false},
+    {"file:", "file", false},
+    {"null:", "null", false},
+    {"null", "null", false},
+    {"quorum:", "quorum", false},
+    {"flock://", "file", true},
+    {"flock", "file", true},
+    {"pgsql+advisory://", "postgresql", true},
+    {"postgres+advisory://", "postgresql", true},
+    {"postgresql+advisory://", "postgresql", true},
+    {"pgsql+advisory:", "postgresql", true},
 };
 
 /* Symfony Lock's other schemes: what to write instead. An entry that ends with ':' is a prefix; any
@@ -426,29 +424,12 @@ static int store_find(const char *text, const char **store, const char **interop
                       const char **rest, hl_error *error) {
   *interoperate = NULL;
   if (!*text) return hl__error(error, HL_EDSN, "the DSN is empty");
-  if (strcasecmp(text, "flock") == 0) {
-    *store = "file";
-    *interoperate = "symfony";
-    *rest = text + strlen(text);
-    return HL_OK;
-  }
-  if (strcasecmp(text, "null") == 0) {
-    *store = "null";
-    *rest = text + strlen(text);
-    return HL_OK;
-  }
   for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
-    size_t n = strlen(schemes[i].prefix);
-    if (strncasecmp(text, schemes[i].prefix, n) != 0) continue;
+    const char *prefix = schemes[i].prefix;
+    size_t n = strlen(prefix);
+    if (strncasecmp(text, prefix, n) != 0 || (!strchr(prefix, ':') && text[n])) continue;
     *store = schemes[i].store;
-    *rest = text + n;
-    return HL_OK;
-  }
-  for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
-    size_t n = strlen(shared[i].prefix);
-    if (strncasecmp(text, shared[i].prefix, n) != 0) continue;
-    *store = shared[i].store;
-    *interoperate = "symfony";
+    if (schemes[i].symfony) *interoperate = "symfony";
     *rest = text + n;
     return HL_OK;
   }
