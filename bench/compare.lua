@@ -32,7 +32,7 @@ local function measure(peers)
   for _ = 1, contest.rounds * HANDOVERS do
     for _, peer in ipairs(peers) do
       -- The release comes at any point between two tries of a polling waiter.
-      local pause = WAIT_MS + (peer.polls and math.random(0, peer.polls) or 0)
+      local pause = WAIT_MS + math.random(0, peer.polls or peer.varies or 0)
       table.insert(peer.handovers, contest.handover(peer.giver, peer.taker, pause))
     end
   end

@@ -8,6 +8,7 @@
 --   client    the language of the client
 --   takes     the nodes that an operation locks
 --   polls     milliseconds between two tries of a waiter, at most; absent, it is woken
+--   varies    milliseconds by which the waits differ, at most, if not `polls`
 --   command, args   how to run the client; args is a function
 --   pid       the server's, to give it a CPU of its own
 --   missing   why it can't run here; nil or false if it can
@@ -162,8 +163,8 @@ end
 local function on_postgresql()
   local directory, pid, on = started "PostgreSQL"
   local lacks = not directory and "needs postgresql libpq-dev" or lacks_client("postgresql", "libpq-dev")
-  local function hierlock(name, args, polls)
-    add_hierlock(name, { on = on, pid = pid, polls = polls, takes = "3 numbers", missing = lacks, args = args })
+  local function hierlock(name, args, varies)
+    add_hierlock(name, { on = on, pid = pid, varies = varies, takes = "3 numbers", missing = lacks, args = args })
   end
   hierlock("hierlock", function() return loop("postgresql://bench@/postgres?host=" .. directory) end)
   hierlock("hierlock, lease", function() return loop(lease_database(directory), "sent") end, 25)

@@ -738,4 +738,256 @@ support.on_postgresql(function(store)
     assert.equal("0", root("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2")[1][1])
     assert.equal(5, #open():holders(A1))
   end)
+
+  -- --------------------------------------------------------------- the bell
+
+  local function is_marked()
+    return root("SELECT count(*) FROM hier_lock_leases WHERE reason IS NOT NULL AND revoked IS NULL")[1][1] == "1"
+  end
+
+  -- Waits until a waiter listens for the end of a lease, and polls as seldom as it ever does; then for its next poll.
+  local function wait_for_the_marked()
+    local function polled()
+      return root([[SELECT max(query_start) FROM pg_stat_activity
+        WHERE query LIKE '%%hier_lock_lease_rows%%' AND pid <> pg_backend_pid()]])[1][1]
+    end
+    support.wait_until(is_marked, "a mark", 30) -- a busy server takes no ear at first
+    support.sleep(0.3)
+    local last = polled()
+    support.wait_until(function() return polled() ~= last end, "a poll")
+  end
+
+  -- The seconds from the end of a lease to the return of its waiter: sorted times.
+  local function hand_over(peers, mode, finish, silent)
+    local times = {}
+    for i = 1, 5 do
+      peers.holder:call([[
+        local target, shared = ...
+        handles.one = assert(manager:acquire(target, { ttl = 60, mode = shared and "update" or nil }))
+        if shared then assert(handles.one:upgrade()) end]], R1, mode == "shared")
+      peers.waiter:start([[
+        local target, mode = ...
+        local handle = assert(manager:acquire(target, { timeout = 60, ttl = 60, mode = mode }))
+        local now = support.now()
+        assert(handle:release { confirm = true })
+        return now]], R1, mode)
+      wait_for_the_marked()
+      if silent then root "UPDATE hier_lock_leases SET reason = NULL" end
+      local ended = peers.holder:call("local now = support.now() " .. finish .. " return now")
+      times[i] = assert(peers.waiter:result()) - ended
+      peers.holder:call "handles.one:release()"
+    end
+    table.sort(times)
+    return times
+  end
+
+  -- As an older program ends a lease, without a notification, the waiter finds out by its next poll.
+  it("that ends wakes the waiter that listens", function()
+    local peers = { holder = support.process(store), waiter = support.process(store) }
+    local silent = hand_over(peers, "exclusive", "handles.one:release()", true)[3]
+    for _, one in ipairs {
+      { "exclusive", "handles.one:release()" },
+      { "exclusive", "assert(handles.one:release { confirm = true })" },
+      { "exclusive", "assert(manager:revoke { target = { 'u1', 'a1', 'r1' } })" },
+      { "shared", "assert(handles.one:downgrade())" },
+    } do
+      local rung = hand_over(peers, one[1], one[2])[2] -- a busy machine delays some
+      assert.is_true(rung < silent / 2, ("%s: %.1f ms, %.1f without"):format(one[2], rung * 1000, silent * 1000))
+    end
+  end)
+
+  it("costs the server few queries while it is waited for", function()
+    local handle = assert(lease(open(), R1))
+    local between = proxy.open(store)
+    finally(function() between.close() end)
+    local peer, watch = support.process(store, nil, between.dsn), support.process(store)
+    peer:start("return manager:acquire(..., { timeout = 60, ttl = 60 }):release { confirm = true }", R1)
+    support.wait_until(function()
+      watch:call "support.sleep(0.1)" -- the proxy works meanwhile
+      return is_marked()
+    end, "a mark", 30)
+    watch:call "support.sleep(1)"
+    between.take()
+    watch:call "support.sleep(2)"
+    local found = between.take()
+    assert.is_true(#found > 5 and #found <= 30, #found .. " commands")
+    assert(handle:release { confirm = true })
+    assert(peer:result())
+  end)
+
+  it("is waited for on one more connection, which the manager keeps for its next waiter", function()
+    local function connections()
+      return tonumber(root("SELECT count(*) FROM pg_stat_activity WHERE usename = 'testuser'")[1][1])
+    end
+    local manager = assert(open())
+    local peer = support.process(store)
+    peer:call("assert(manager:acquire(..., { ttl = 60 })):release { confirm = true }", R1)
+    local before
+    for i = 1, 3 do
+      local handle = assert(lease(manager, R1))
+      before = before or connections()
+      peer:start("return manager:acquire(..., { timeout = 60, ttl = 60 }):release { confirm = true }", R1)
+      wait_for_the_marked()
+      local function has_one_more() return connections() == before + 1 end
+      support.wait_until(has_one_more, "one more connection")
+      assert(handle:release { confirm = true })
+      assert.is_true((peer:result()), i)
+      support.wait_until(has_one_more, "one more connection")
+    end
+    peer:close()
+    support.wait_until(function() return connections() < before end, "the end of its connections")
+  end)
+
+  it("is polled for where no connection can be had, or this role may not notify", function()
+    local manager = assert(open())
+    finally(function()
+      root "ALTER ROLE testuser CONNECTION LIMIT -1"
+      root "GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO PUBLIC"
+    end)
+    local handle, peer
+    local function begin()
+      handle = assert(lease(manager, R1))
+      peer = support.process(store)
+      peer:call("manager:acquire({ 'other' }, { ttl = 60 }):release { confirm = true }")
+    end
+    local function wait_through(statement)
+      root(statement)
+      peer:start("return manager:acquire(..., { timeout = 60, ttl = 60 }):release { confirm = true }", R1)
+      support.sleep(0.3)
+      assert.equal("0", root("SELECT count(*) FROM hier_lock_leases WHERE reason IS NOT NULL")[1][1])
+    end
+    begin()
+    wait_through "ALTER ROLE testuser CONNECTION LIMIT 1"
+    assert.is_true(handle:release { confirm = true })
+    assert.is_true((peer:result()))
+    root "ALTER ROLE testuser CONNECTION LIMIT -1"
+    root "REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC"
+    manager = assert(open())
+    begin()
+    wait_through "SELECT"
+    assert.is_true(handle:release { confirm = true })
+    assert.is_true((peer:result()))
+  end)
+
+  it("is polled for, and its ear tried again seldom, while the server answers no new connection", function()
+    local between = proxy.open(store)
+    finally(function() between.close() end)
+    between.delay(300) -- connecting takes a second and a half
+    local peer, watch = support.process(store, nil, between.dsn), support.process(store)
+    peer:call("assert(manager:acquire(..., { ttl = 60 })):release { confirm = true }", R1)
+    between.delay(nil)
+    between.drip(nil, 3600000)
+    local before = #between.connections
+    for i = 1, 2 do
+      local handle = assert(lease(open(), R1))
+      peer:start("assert(manager:acquire(..., { timeout = 60, ttl = 60 })):release() return support.now()", R1)
+      watch:call "support.sleep(1.5)"
+      local ended = support.now()
+      assert(handle:release { confirm = true })
+      watch:call "support.sleep(0.3)"
+      assert.is_true(peer:result() - ended < 5)
+      local tried = #between.connections - before
+      assert.is_true(tried >= i and tried <= 8, tried .. " connections")
+    end
+    local handle = assert(lease(open(), R1))
+    peer:start([[
+      local now = support.now()
+      local got, err = manager:acquire(..., { timeout = 0.5, ttl = 60 })
+      return err.code, support.now() - now]], R1)
+    watch:call "support.sleep(1)"
+    local code, took = peer:result()
+    assert.equal("timeout", code)
+    assert.is_true(took < 2, took)
+    assert(handle:release { confirm = true })
+  end)
+
+  it("is listened for again, seldom, after its ear was cut off", function()
+    local LISTENS = "usename = 'testuser' AND query LIKE '%%LISTEN%%'"
+    local handle = assert(lease(open(), R1))
+    local peer = support.process(store)
+    peer:start("assert(manager:acquire(..., { timeout = 30, ttl = 60 })):release() return support.now()", R1)
+    local last
+    for _ = 1, 2 do
+      wait_for_the_marked()
+      local ears = root("SELECT pid, extract(epoch FROM backend_start) FROM pg_stat_activity WHERE " .. LISTENS)
+      assert.equal(1, #ears)
+      assert.is_true(not last or ears[1][2] - last > 0.4)
+      root "UPDATE hier_lock_leases SET reason = NULL"
+      last = root("SELECT extract(epoch FROM clock_timestamp())")[1][1]
+      root("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " .. LISTENS)
+    end
+    local ended = support.now()
+    assert(handle:release { confirm = true })
+    assert.is_true(peer:result() - ended < 5)
+  end)
+
+  it("is listened for by the parent alone after a fork, until its manager closes", function()
+    local SOCKETS = [[
+      local uv, n = require "luv", 0
+      local names = assert(uv.fs_scandir("/proc/self/fd"))
+      for name in function() return uv.fs_scandir_next(names) end do
+        if (uv.fs_readlink("/proc/self/fd/" .. name) or ""):find "^socket:" then n = n + 1 end
+      end
+    ]]
+    local handle, peer = assert(lease(open(), R1)), support.process(store)
+    local own = peer:call(SOCKETS .. "return n") - 1 -- and the manager's first connection
+    peer:call("handles.pending = assert(manager:start(..., { timeout = 60, ttl = 60 }))", R1)
+    wait_for_the_marked()
+    local status = peer:call([[
+      local fork = require "hierlock_spec.fork"
+      local pid = fork.fork()
+      if pid > 0 then return (fork.wait(pid)) end
+    ]] .. SOCKETS .. [[
+      local target, own = ...
+      local got, err = manager:acquire(target, { timeout = 0.5, ttl = 60 })
+      manager:close()
+      os.exit(n == own and not got and err.code == "timeout" and 0 or 1)
+    ]], R1, own)
+    assert.equal(0, status)
+    peer:start "local lock = assert(handles.pending:wait(20)) return support.now(), lock:release { confirm = true }"
+    local ended = support.now()
+    assert(handle:release { confirm = true })
+    assert.is_true(peer:result() - ended < 5)
+    assert.is_true(peer:call(SOCKETS .. "return n") > own + 1)
+    assert.equal(own, peer:call("manager:close()" .. SOCKETS .. "return n"))
+  end)
+
+  -- The lock of the whole server that a notification takes is held here by one that awaits a standby.
+  it("is released though another program's notification takes long", function()
+    local other = support.foreign(store)
+    finally(function()
+      root "ALTER SYSTEM RESET synchronous_standby_names"
+      root "SELECT pg_reload_conf()"
+      root "ALTER ROLE testuser RESET synchronous_commit"
+      root "SET synchronous_commit TO DEFAULT"
+    end)
+    root "SET synchronous_commit = local"
+    root "ALTER ROLE testuser SET synchronous_commit = local"
+    local holder, peer = support.process(store), support.process(store)
+    holder:call("handles.one = assert(manager:acquire(..., { ttl = 60 }))", R1)
+    peer:start("return manager:acquire(..., { timeout = 60, ttl = 60 }):release { confirm = true }", R1)
+    wait_for_the_marked()
+    other:query "SET synchronous_commit = on"
+    root "ALTER SYSTEM SET synchronous_standby_names = 'none'"
+    root "SELECT pg_reload_conf()"
+    support.wait_until(function()
+      other:send "CREATE TEMP TABLE written ();DROP TABLE written;NOTIFY other"
+      return other:stays_blocked() or not other:result()
+    end, "a notification that awaits a standby")
+    holder:start "return assert(handles.one:release { confirm = true })"
+    support.sleep(1.5)
+    root "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE query LIKE '%%NOTIFY other' AND pid <> pg_backend_pid()"
+    assert.is_true((holder:result()))
+    assert.is_true((peer:result()))
+  end)
+
+  it("is released at the second try where this role may notify no longer", function()
+    local manager = assert(open())
+    local handle = assert(lease(manager, R1))
+    finally(function() root "GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO PUBLIC" end)
+    root "REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC"
+    local err = assert_code("not_provisioned", handle:release { confirm = true })
+    assert.is_truthy(err.message:find("pg_notify", 1, true), err.message)
+    assert.is_true(handle:release { confirm = true })
+  end)
 end)

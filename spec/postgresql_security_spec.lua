@@ -60,8 +60,8 @@ local IDLE, BEGUN = message("Z", "I"), message("Z", "T")
 local BACKEND = "4711"
 local GREETING = authentication(0) .. message("S", "server_version\00015.3\0") .. message("S", "client_encoding\0UTF8\0") ..
   message("K", int(4711, 4) .. "abcd") .. IDLE
-local function verified(...) return complete("SET"):rep(8) .. fields(8) .. row(...) .. complete("SELECT 1") .. IDLE end
-local VERIFIED = verified("PostgreSQL 15.3", "f", BACKEND, "f", nil, nil, nil, "a")
+local function verified(...) return complete("SET"):rep(8) .. fields(9) .. row(...) .. complete("SELECT 1") .. IDLE end
+local VERIFIED = verified("PostgreSQL 15.3", "f", BACKEND, "f", nil, nil, nil, "a", "t")
 local SET = complete("SET") .. IDLE
 local PARSED, BOUND = message("1", ""), message("2", "")
 -- Before the answer to a try, and after it.
@@ -205,16 +205,16 @@ describe("a hostile server of PostgreSQL's kind", function()
     end)
   end
 
-  local V = { "PostgreSQL 15.3", "f", BACKEND, "f", nil, nil, nil, "a" }
+  local V = { "PostgreSQL 15.3", "f", BACKEND, "f", nil, nil, nil, "a", "t" }
   local function changed(i, value)
-    local values = { (table.unpack or unpack)(V, 1, 8) }
+    local values = { (table.unpack or unpack)(V, 1, 9) }
     values[i] = value
-    return verified((table.unpack or unpack)(values, 1, 8))
+    return verified((table.unpack or unpack)(values, 1, 9))
   end
 
   for title, answer in pairs {
     ["no rows"] = IDLE,
-    ["an empty set"] = fields(7) .. complete("SELECT 0") .. IDLE,
+    ["an empty set"] = fields(9) .. complete("SELECT 0") .. IDLE,
     ["too few columns"] = fields(2) .. row("a", "b") .. complete("SELECT 1") .. IDLE,
     ["no version"] = changed(1, nil),
     ["no process"] = changed(3, nil),
@@ -224,9 +224,9 @@ describe("a hostile server of PostgreSQL's kind", function()
     ["both ways"] = message("W", "\0\0\0"),
     ["a message of no length"] = "D\0\0\0\0",
     ["a message of a negative length"] = "D\255\255\255\255",
-    ["a message that is too short for its columns"] = fields(8) .. message("D", int(8, 2)) .. IDLE,
+    ["a message that is too short for its columns"] = fields(9) .. message("D", int(9, 2)) .. IDLE,
     ["rows without columns"] = row("a") .. IDLE,
-    ["a field that is longer than its row"] = fields(7) .. message("D", int(7, 2) .. int(2 ^ 30, 4) .. "abc") .. IDLE,
+    ["a field that is longer than its row"] = fields(9) .. message("D", int(9, 2) .. int(2 ^ 30, 4) .. "abc") .. IDLE,
     ["an unknown message"] = message("?", "abc") .. IDLE,
     ["text"] = "HTTP/1.1 400 Bad Request\r\n\r\n",
   } do

@@ -19,12 +19,12 @@
  * - A role that may not read the schema asks pg_class in a statement of its own, and is
  *   refused if there is a gate.
  *
- * A request that finds a lease in its way keeps its rows, and polls. The request deletes an expired
- * lease, in one statement that checks again, on a connection of its own, as its transaction ends
- * with ROLLBACK. The requests behind it sleep in the server's queue. Many requests can be first in
- * a queue below one lease. Then one of them polls, and has the lead: an advisory lock of two
- * numbers, held by the session. The others wait for the lead. The session with the lead waits for
- * no lock.
+ * A request that finds a lease in its way keeps its rows, and polls, until it is told that the
+ * lease has ended (bell.c). The request deletes an expired lease, in one statement that checks
+ * again, on a connection of its own, as its transaction ends with ROLLBACK. The requests behind it
+ * sleep in the server's queue. Many requests can be first in a queue below one lease. Then one of
+ * them polls, and has the lead: an advisory lock of two numbers, held by the session. The others
+ * wait for the lead. The session with the lead waits for no lock.
  *
  * But a lease for update may want a row exclusively that such a request keeps. So a request that
  * wants that row itself gives way (HL__BEHIND_UPDATE).
@@ -41,9 +41,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The pause between two polls, in ms: the first and the longest. */
+/* The pause between two polls, in ms: the first, that from which on the request listens, and the
+   longest: without and with the bell (bell.c). */
 #define PAUSE_FIRST_MS 1
+#define PAUSE_LISTEN_MS 4
 #define PAUSE_LAST_MS 25
+#define PAUSE_BELL_MS 100
 /* A request that has waited this long for the lead polls itself: the session that has it may have
    been stopped. */
 #define LEAD_NET_MS 15000
@@ -100,6 +103,10 @@ typedef struct wait {
   int64_t nearest; /* ms until the first lease ends */
   int64_t sent;
   uint32_t seed;
+  /* The store's ear, or NULL; the lease for which it last listened; whether it hears its end. */
+  hl__pg_session *ear;
+  char listened[40];
+  bool hears;
 } wait;
 
 /* The keys of the rows for which the request gives way. */
@@ -204,16 +211,46 @@ static int over_delete(wait *self, hl_error *error) {
 
 /* ----------------------------------------------------------------- pauses */
 
-/* Sleeps, until interrupted. HL_ECONNECTION if the connection ends. */
-static int nap(wait *self, int64_t ms) {
-  hl__pg_session *session = self->session;
-  int64_t end = hl__now_ms() + ms;
-  for (;;) {
-    int status =
-        hl__socket_await(session->store->config, session->fd, POLLIN, &session->wakeup, end);
-    if (status) return status == HL_TIMEOUT ? HL_OK : status;
-    if (!hl__pg_stands(session)) return HL_ECONNECTION;
+static bool is_found(const wait *self, const char *id) {
+  for (int i = 0; i < PQntuples(self->found); i++) {
+    const char *other = hl__pg_field(self->found, i, ID);
+    if (other && strcmp(other, id) == 0) return true;
   }
+  return false;
+}
+
+static void ear_leave(wait *self, bool failed) {
+  if (self->ear) hl__pg_ear_give(self->ear, failed);
+  self->ear = NULL;
+  self->hears = false;
+  if (failed) *self->listened = '\0'; /* again when there is another ear */
+}
+
+/* Listens for the end of the first lease, if the request has polled for a while, and does not
+   listen yet for the end of one that is in the way. */
+static void ear_listen(wait *self, const char *first, int64_t pause) {
+  if (pause < PAUSE_LISTEN_MS || !self->session->rings || is_found(self, self->listened)) return;
+  self->hears = false;
+  if (hl__pg_ear_listen(self->session, &self->ear, first, self->request->deadline))
+    (void)snprintf(self->listened, sizeof self->listened, "%s", first);
+}
+
+/* Sleeps, until the bell rings, or until interrupted. HL_ECONNECTION if the connection ends; while
+   the request listens, the next poll finds that out. */
+static int nap(wait *self, int64_t ms) {
+  hl__pg_session *session = self->session, *heard = self->ear ? self->ear : session;
+  int64_t end = hl__now_ms() + ms;
+  do {
+    int status = hl__socket_await(session->store->config, heard->fd, POLLIN, &session->wakeup, end);
+    if (status) return status == HL_TIMEOUT ? HL_OK : status;
+    if (!self->ear && !hl__pg_stands(session)) return HL_ECONNECTION;
+    if (!self->ear) continue;
+    status = hl__pg_ear_read(self->ear, &self->hears);
+    if (status == HL_TIMEOUT) continue;
+    if (status || !self->hears) ear_leave(self, status != HL_OK);
+    return HL_OK;
+  } while (hl__left_ms(end) > 0);
+  return HL_OK;
 }
 
 static uint32_t chance(wait *self) {
@@ -225,8 +262,9 @@ static uint32_t chance(wait *self) {
    deadline. */
 static int64_t pause_ms(wait *self, int64_t *pause) {
   int64_t ms = *pause + chance(self) % (uint32_t)(*pause + 1);
-  if (ms > PAUSE_LAST_MS) ms = PAUSE_LAST_MS - chance(self) % 5;
-  if (*pause < PAUSE_LAST_MS) *pause *= 2;
+  int64_t last = self->hears ? PAUSE_BELL_MS : PAUSE_LAST_MS;
+  if (ms > last) ms = last - chance(self) % 5;
+  if (*pause < last) *pause *= 2;
   if (self->nearest > 0 && self->nearest < ms) ms = self->nearest;
   int64_t left = hl__left_ms(self->request->deadline);
   if (left < ms) ms = left;
@@ -326,18 +364,17 @@ static int poll_once(wait *self, int64_t *pause, char id[40], hl_error *error) {
     lead_of(id, numbers);
     int status = lead_try(self, numbers, &ours, error);
     if (!ours) *id = '\0';
+    ear_leave(self, false);
     if (status == HL_OK && !ours) status = lead_await(self, numbers, error);
     if (status) return status;
     if (!ours) return ask(self, self->sql, COLUMNS, error);
+  } else {
+    ear_listen(self, first, *pause);
   }
   int status = nap(self, pause_ms(self, pause));
   if (status) return cancelled(self, status, error);
   status = ask(self, self->sql, COLUMNS, error);
-  if (status || !ours) return status;
-  for (int i = 0; i < PQntuples(self->found); i++) {
-    const char *other = hl__pg_field(self->found, i, ID);
-    if (other && strcmp(other, id) == 0) return HL_OK;
-  }
+  if (status || !ours || is_found(self, id)) return status;
   /* The lease is gone: leave its lead. */
   PGresult *found = self->found;
   self->found = NULL;
@@ -414,6 +451,7 @@ int hl__pg_leases_await(hl__pg_taking *taking, const hl_request *request, hl_err
   } else if (status == HL_OK && self.sent) {
     status = waited(taking, error); /* a lease was there, and is gone */
   }
+  ear_leave(&self, false);
   PQclear(self.found);
   return status;
 }

@@ -109,17 +109,18 @@ static int record_find(hl__pg_session *session, const hl_lease_terms *terms, cha
   return hl__record_check(&record, error);
 }
 
-#define DROP(and)                                                                                  \
-  "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id=$1::uuid AND "                       \
+#define DROP(and, bell)                                                                            \
+  "WITH gone AS (DELETE FROM public.hier_lock_leases l WHERE id=$1::uuid AND "                     \
   "holder=$2::uuid AND revoked IS NULL" and                                                        \
-      " RETURNING id) DELETE FROM "                                                                \
-      "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
+      " RETURNING id" bell                                                                         \
+      ") DELETE FROM public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
+#define BELL HL__PG_BELL("reason")
 
 /* Says why. A server that has forgotten an upgrade has let readers in, maybe: it loses the
    lease. */
 static int lost(hl__pg_session *session, const hl_lease_terms *terms, bool refresh,
                 int64_t deadline, hl_error *error) {
-  hl__pg_part part = {.number = -1, .sql = DROP(" AND token<$3::int8")};
+  hl__pg_part part = {.number = -1, .sql = DROP(" AND token<$3::int8", "")};
   char token[24];
   put_names(&part, terms);
   hl__pg_number(&part, token, (int64_t)(terms->token >> 8));
@@ -174,7 +175,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
 static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
                       hl_error *error) {
   hl__pg_session *session = session_of(base);
-  hl__pg_part part = {.number = -1, .sql = DROP("")};
+  hl__pg_part part = {.number = -1, .sql = session->rings ? DROP("", BELL) : DROP("", "")};
   put_names(&part, terms);
   if (confirm) {
     int status = begin(session, deadline, error);
@@ -191,16 +192,16 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   return hl__pg_pipeline(session, &part, 1, error);
 }
 
-#define DROP_ALL                                                                                   \
+#define DROP_ALL(bell)                                                                             \
   "WITH gone AS (DELETE FROM public.hier_lock_leases l USING "                                     \
   "unnest($1::uuid[],$2::uuid[]) u(id,holder) WHERE l.id=u.id AND "                                \
-  "l.holder=u.holder AND l.revoked IS NULL RETURNING l.id),freed AS (DELETE FROM "                 \
+  "l.holder=u.holder AND l.revoked IS NULL RETURNING l.id" bell "),freed AS (DELETE FROM "         \
   "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id) SELECT id FROM gone"
 
 static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
                           hl_error *error) {
   hl__pg_session *session = session_of(base);
-  hl__pg_part part = {.number = -1, .sql = DROP_ALL};
+  hl__pg_part part = {.number = -1, .sql = session->rings ? DROP_ALL(BELL) : DROP_ALL("")};
   int status = begin(session, deadline, error);
   if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
   char *ids = malloc(2 * (n * 33 + 2));
@@ -478,11 +479,11 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter,
 /* Locks the records in the order of their ids, so that two calls do not deadlock. Includes expired
    ones: a refresh can revive them while the record exists. `turn`, which no refresh needs any more,
    says which call has ended a record ($7). */
-#define REVOKE                                                                                     \
-  "WITH found AS (SELECT l.id FROM public.hier_lock_leases l WHERE " MATCHES                       \
+#define REVOKE(bell)                                                                               \
+  "WITH found AS (SELECT l.id,l.reason AS bell FROM public.hier_lock_leases l WHERE " MATCHES      \
   " ORDER BY l.id FOR UPDATE),ended AS (UPDATE public.hier_lock_leases l SET "                     \
   "revoked=clock_timestamp(),revoked_by=$5::bytea,reason=$6::bytea,turn=$7::int8 FROM "            \
-  "found WHERE l.id=found.id RETURNING l.id),freed AS (DELETE FROM "                               \
+  "found WHERE l.id=found.id RETURNING l.id" bell "),freed AS (DELETE FROM "                       \
   "public.hier_lock_lease_rows r USING ended WHERE r.id=ended.id) "                                \
   "SELECT count(*) FROM ended"
 
@@ -500,7 +501,8 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t
                         uint64_t *number, hl_error *error) {
   hl__pg_session *session = session_of(base);
   char *keys, *exclusive, call[24];
-  hl__pg_part part = {.number = -1, .sql = REVOKE};
+  hl__pg_part part = {.number = -1,
+                      .sql = session->rings ? REVOKE(HL__PG_BELL("found.bell")) : REVOKE("")};
   int status = begin(session, deadline, error);
   if (status) return status == HL__ABSENT ? HL_OK : status;
   status = filter_fill(&part, filter, &keys, &exclusive, error);

@@ -94,6 +94,7 @@ static int tables_error(hl__pg_session *session, const char *state, hl_error *er
   const char *said = PQresultErrorField(session->kept, PG_DIAG_MESSAGE_PRIMARY);
   int status = HL_ENOT_PROVISIONED;
   session->ready = false;
+  session->rings = false; /* its function may be what is closed to this role */
   if (hl__pg_state_is(state, HL__PG_DENIES))
     status =
         hl__pg_denied(hl__error(error, status, "this role may not use the tables of leases: %.200s",

@@ -54,10 +54,15 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
   hl__pg_session *session = NULL;
   int status = connect_verified(store, deadline, &session, error);
   *result = session ? &session->base : NULL;
+  if (session) atomic_fetch_add(&store->sessions, 1u);
   return status;
 }
 
-static void session_close(hl_session *session) { hl__pg_disconnect(session_of(session)); }
+static void session_close(hl_session *session) {
+  hl__pg_store *store = session_of(session)->store;
+  hl__pg_disconnect(session_of(session));
+  if (atomic_fetch_sub(&store->sessions, 1u) == 1) hl__pg_ear_end(store);
+}
 
 static void store_close(hl_store *base) {
   hl__pg_store *store = (hl__pg_store *)base;

@@ -14,6 +14,7 @@
  *     cancel.c      ends a wait at the server
  *     holders.c     finds the holders and waiters of a row
  *     gate.c        finds out whether there are leases, and waits for those in the way
+ *     bell.c        tells a waiter that the lease in its way has ended
  *     pipeline.c    several statements in one round trip
  *     record.c      the record of a lease: written when the lease is taken
  *     leases.c      the other operations on records (hl_lease_ops)
@@ -55,6 +56,13 @@ typedef struct hl__pg_store {
   atomic_int_fast64_t connecting; /* how long the last connecting took; ms */
   /* When to sweep the tables of leases next; hl__now_ms. */
   atomic_int_fast64_t sweep;
+  atomic_uint sessions; /* without those aside */
+  /* The connection that listens for the ends of leases, or NULL: see bell.c. It, and when to
+     connect another one at the earliest (hl__now_ms) and the pause before that (ms), belong to the
+     thread that has set ear_taken. */
+  atomic_bool ear_taken;
+  hl__pg_session *ear;
+  int64_t ear_after, ear_rest;
 } hl__pg_store;
 
 /* The most bytes, with the NUL, of the comment in which a session describes itself. Servers show
@@ -117,6 +125,7 @@ struct hl__pg_session {
      may not read the gate's schema. */
   int gate;
   bool gated, blind;
+  bool rings; /* the role may notify: see bell.c */
   /* ready: the tables exist, and may be used. prepared: which statements of leases.c are prepared,
      by number, under names of this generation. */
   bool ready;
@@ -267,6 +276,28 @@ typedef struct hl__pg_taking {
    meanwhile. HL_OK; HL_TIMEOUT, HL_CANCELLED; HL__BEHIND_UPDATE. */
 int hl__pg_leases_await(hl__pg_taking *taking, const hl_request *request, hl_error *error);
 
+/* ---- bell.c */
+
+/* A column behind RETURNING of a statement that ends a lease, or lets readers in: wakes the waiter
+   that has marked the record. Only for a session that rings. A notification must not fail the
+   release: none where the server's queue is almost full, and no limit for the lock of the whole
+   server that COMMIT waits for, which other programs' notifications take as well. */
+#define HL__PG_BELL(reason)                                                                        \
+  ",CASE WHEN " reason " IS NOT NULL AND pg_notification_queue_usage()<0.9 THEN "                  \
+  "set_config('lock_timeout','0',true)||pg_notify('hierlock_'||l.id,'')::text END"
+/* Listens for the end of this lease, instead of earlier ones; does not await the answer. *ear: the
+   store's ear, or NULL: takes it until hl__pg_ear_give, and may connect. False: not now. session:
+   the waiter's, which has time until the deadline. */
+bool hl__pg_ear_listen(hl__pg_session *session, hl__pg_session **ear, const char *id,
+                       int64_t deadline);
+void hl__pg_ear_give(hl__pg_session *ear, bool failed);
+/* Closes the ear, unless a waiter has it. */
+void hl__pg_ear_end(hl__pg_store *store);
+/* Reads what has come, without a wait. HL_OK: the waiter is to poll; after the first time *marked
+   says whether the lease's end will be heard. HL_TIMEOUT: nothing yet. HL_ECONNECTION: the ear has
+   failed, or the server does not let it mark records. */
+int hl__pg_ear_read(hl__pg_session *ear, bool *marked);
+
 /* ---- record.c */
 
 /* Like hl_store_ops.take, for a lease. */
@@ -310,6 +341,9 @@ extern const char hl__pg_tables_sql[];
 int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error);
 /* If it is time, closes the gate and deletes records that ended long ago. On an idle session. */
 int hl__pg_sweep(hl__pg_session *session, hl_error *error);
+/* Connects like a session of the pool. */
+int hl__pg_aside_open(hl__pg_session *session, int64_t deadline, hl__pg_session **result,
+                      hl_error *error);
 /* Runs a statement on a connection of its own, as the session's transaction must neither end nor
    undo it. */
 int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error);

@@ -271,10 +271,10 @@ int hl__pg_to_lease(hl_session *base, const hl_request *request, hl_grant *grant
 
 /* $1: id; $2: holder; $3: keys; $4: to exclusive; $5: the new token, or of a downgrade the token
    that the lease must still have. */
-#define CONVERT                                                                                    \
-  "WITH held AS (UPDATE public.hier_lock_leases SET shared=NOT $4::bool,"                          \
+#define CONVERT(bell)                                                                              \
+  "WITH held AS (UPDATE public.hier_lock_leases l SET shared=NOT $4::bool,"                        \
   "token=$5::int8 WHERE id=$1::uuid AND holder=$2::uuid AND revoked IS NULL "                      \
-  "AND ($4::bool OR token=$5::int8) RETURNING id) "                                                \
+  "AND ($4::bool OR token=$5::int8) RETURNING id" bell ") "                                        \
   "UPDATE public.hier_lock_lease_rows r SET "                                                      \
   "exclusive=$4::bool FROM held WHERE r.id=held.id AND "                                           \
   "r.key=ANY($3::int8[]) RETURNING r.key"
@@ -283,7 +283,9 @@ int hl__pg_to_lease(hl_session *base, const hl_request *request, hl_grant *grant
    that holds the rows. */
 static int record_convert(hl__pg_session *session, const hl_request *request, uint64_t token,
                           hl_error *error) {
-  hl__pg_part parts[3] = {{.number = -1, .sql = CONVERT}};
+  bool rings = session->rings && !request->upgrade;
+  hl__pg_part parts[3] = {
+      {.number = -1, .sql = rings ? CONVERT(HL__PG_BELL("reason")) : CONVERT("")}};
   size_t n = 1;
   char number[24], *keys = hl__pg_keys(request->rows, request->n, false);
   if (!keys) return hl__error_memory(error);

@@ -29,6 +29,7 @@ enum {
   MAY_USE,
   LEVELS,
   GATE,
+  RINGS,
   COLUMNS
 };
 
@@ -40,7 +41,9 @@ static const char server_sql[] =
     "THEN 'b' WHEN " HL__PG_GATE_NAME " IS NULL THEN "
     "CASE WHEN " HL__PG_GATE_ROWS " IS NULL THEN 'a' ELSE 'm' END "
     "WHEN pg_catalog.has_sequence_privilege(" HL__PG_GATE_NAME ",'SELECT') THEN 't' "
-    "ELSE 'u' END FROM pg_catalog.pg_namespace n WHERE n.nspname='public') "
+    "ELSE 'u' END FROM pg_catalog.pg_namespace n WHERE n.nspname='public'),"
+    "has_function_privilege(to_regprocedure('pg_notify(text,text)'),'EXECUTE') AND "
+    "has_function_privilege(to_regprocedure('pg_notification_queue_usage()'),'EXECUTE') "
     "FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_class s ON s.relkind='S' AND "
     "s.relname='hier_lock_token' AND s.relnamespace="
     "(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname='public')";
@@ -49,6 +52,7 @@ static int server_refuse(hl__pg_session *session, const PGresult *result, hl_err
   const char *version = hl__pg_field(result, 0, VERSION);
   const char *backend = hl__pg_field(result, 0, BACKEND);
   const char *oid = hl__pg_field(result, 0, SEQUENCE), *gate = hl__pg_field(result, 0, GATE);
+  const char *rings = hl__pg_field(result, 0, RINGS);
   if (!version || !backend)
     return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
   const hl__fact facts[] = {{"version", version},
@@ -62,6 +66,7 @@ static int server_refuse(hl__pg_session *session, const PGresult *result, hl_err
   /* What this role can see of leases: see gate.c. */
   session->blind = gate && *gate == 'b';
   session->gated = gate && *gate == 't';
+  session->rings = rings && *rings == 't';
   int status = hl__pg_server_judge(facts, error);
   if (status) return status;
   /* A pooler shows a number of its own, and may lead each transaction to another session, without
@@ -123,7 +128,7 @@ static void session_sql(const hl__pg_session *session, char *out, size_t size) {
 #define CHECK_MS 1000
 
 int hl__pg_verify(hl__pg_session *session, hl_error *error) {
-  char sql[2400];
+  char sql[3072];
   PGresult *result = NULL;
   int status = greeting_refuse(session, error);
   if (status) return status;

@@ -2,7 +2,8 @@
  * tables.c - the tables of leases, and sweeping them:
  *
  *     public.hier_lock_leases      a record per lease; a revoked one stays for at least an
- *                                  hour, so that its holder hears of it
+ *                                  hour, so that its holder hears of it. The reason of
+ *                                  another is NULL, or '' once a waiter listens (bell.c)
  *     public.hier_lock_lease_rows  the rows that a lease locks; none for a revoked one
  *     public.hier_lock_gate        a sequence: 2 if there may be leases, else 1 (gate.c)
  *
@@ -30,8 +31,7 @@ int64_t hl__pg_answer_by(const hl__pg_session *session) {
   return usual < session->limit ? usual : session->limit;
 }
 
-/* Connects like a session of the pool. */
-static int aside_open(hl__pg_session *session, int64_t deadline, hl__pg_session **result,
+int hl__pg_aside_open(hl__pg_session *session, int64_t deadline, hl__pg_session **result,
                       hl_error *error) {
   hl__pg_session *other;
   *result = NULL;
@@ -49,7 +49,7 @@ static int aside_open(hl__pg_session *session, int64_t deadline, hl__pg_session 
 int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
   hl__pg_session *other;
   PGresult *result = NULL;
-  int status = aside_open(session, hl__pg_answer_by(session), &other, error);
+  int status = hl__pg_aside_open(session, hl__pg_answer_by(session), &other, error);
   if (status) return status;
   status = hl__pg_query(other, "SET statement_timeout=5000", 0, &result, error);
   PQclear(result);
@@ -108,7 +108,7 @@ static int read_only_ask(hl__pg_session *session, bool *read_only, hl_error *err
   int64_t now = hl__now_ms(), deadline = now + (hl__pg_answer_by(session) - now) / 2;
   *read_only = true;
   if (now - session->began < FRESH_MS) return HL_OK;
-  int status = aside_open(session, deadline, &other, error);
+  int status = hl__pg_aside_open(session, deadline, &other, error);
   if (status == HL_OK) {
     status = hl__pg_query(other, READ_ONLY_SQL, 1, &result, error);
     *read_only = is_on(hl__pg_field(result, 0, 0));
