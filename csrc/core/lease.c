@@ -763,7 +763,7 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
       if (confirm && manager->closed && !is_done(status)) {
         /* The close has cut it off, before it was sent or behind that. */
         lease->terms.again = true;
-        drop.patience = 0;
+        drop.patience = hl__left_ms(drop.deadline) + 1; /* not 0, which is the usual */
         status = take_back(lease, &drop, error);
       }
       later = !is_done(status);

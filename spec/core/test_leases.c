@@ -36,6 +36,7 @@ static struct {
   atomic_bool cut;        /* the next drop is carried out, and not answered */
   atomic_bool stuck;      /* the next drop is carried out, and answered by an interruption alone */
   atomic_int refreshes, drops, converts, opened, closed, stale;
+  atomic_llong drop_by[2]; /* the deadlines of the first drops */
   uint8_t refused[16];     /* the id of a lease that is not dropped */
   atomic_int unanswered;   /* so many grants are recorded, and not answered */
   hl_lease_terms asked[4]; /* of the grants */
@@ -130,7 +131,9 @@ static int fake_inspect(hl_session *self, const hl_lease_terms *terms, int64_t d
 static int fake_drop(hl_session *self, const hl_lease_terms *terms, bool confirm, int64_t deadline,
                      hl_error *error) {
   static const uint8_t nobody[16] = {0};
-  (void)self, (void)confirm, (void)deadline;
+  (void)self, (void)confirm;
+  int nth = atomic_load(&store.drops);
+  if (nth < 2) atomic_store(&store.drop_by[nth], deadline);
   if (memcmp(store.refused, nobody, 16) != 0 && memcmp(terms->id, store.refused, 16) == 0)
     return hl__error(error, HL_ESTORE, "as it was told");
   if (store.keeps) store.kept++;
@@ -311,6 +314,7 @@ static void what_was_over_when_it_was_answered_is_given_back(void **state) {
 
 static void *close_in_the_drop(void *manager) {
   while (store.drops == 0) (void)usleep(500);
+  (void)usleep(20000);
   hl_manager_close(manager);
   return NULL;
 }
@@ -325,6 +329,8 @@ static void a_confirmed_release_that_the_close_cuts_off_asks_again(void **state)
   assert_int_equal(pthread_create(&closer, NULL, close_in_the_drop, manager), 0);
   assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
   assert_int_equal(store.drops, 2);
+  /* Both together take no longer than one may. */
+  assert_true(store.drop_by[1] <= store.drop_by[0] + 1);
   assert_int_equal(pthread_join(closer, NULL), 0);
   hl_lock_free(lock);
 }
