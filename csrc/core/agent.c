@@ -8,6 +8,7 @@
 
 #include "error.h"
 #include "fork.h"
+#include "layout.h"
 #include "lease.h"
 #include "mode.h"
 #include "order.h"
@@ -97,13 +98,7 @@ static bool same_space(const hl_manager *a, const hl_manager *b) {
     if (!same(x->params[i].name, y->params[i].name) ||
         !same(x->params[i].value, y->params[i].value))
       return false;
-  unsigned levels = hl_layout_levels(a->layout);
-  if (levels != hl_layout_levels(b->layout) ||
-      hl_layout_buckets(a->layout) != hl_layout_buckets(b->layout))
-    return false;
-  for (unsigned i = 0; i < levels; i++)
-    if (!same(hl_layout_name(a->layout, i), hl_layout_name(b->layout, i))) return false;
-  return true;
+  return hl__layout_is_same(a->layout, b->layout);
 }
 
 /* Both plans are in locking order. Named rows come last, and add no conflict. */

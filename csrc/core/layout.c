@@ -109,6 +109,14 @@ int hl__layout_agree(hl_layout *wanted, const hl__space *space, hl_layout **agre
                    space->name, space->buckets, space->names, wanted->buckets, ours, space->other);
 }
 
+bool hl__layout_is_same(const hl_layout *a, const hl_layout *b) {
+  unsigned levels = hl_layout_levels(a);
+  if (levels != hl_layout_levels(b) || hl_layout_buckets(a) != hl_layout_buckets(b)) return false;
+  for (unsigned i = 0; i < levels; i++)
+    if (strcmp(hl_layout_name(a, i), hl_layout_name(b, i)) != 0) return false;
+  return true;
+}
+
 /* Copies a layout without its names of nodes. */
 static int layout_copy(const hl_layout *layout, hl_layout **copy, hl_error *error) {
   *copy = malloc(sizeof **copy);

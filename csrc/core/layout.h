@@ -48,6 +48,9 @@ int hl__layout_agree(hl_layout *wanted, const hl__space *space, hl_layout **agre
 int hl__layout_settle(const hl_layout *wanted, const char *names, hl_layout **agreed,
                       hl_error *error);
 
+/* Whether both have the same levels and buckets. */
+bool hl__layout_is_same(const hl_layout *a, const hl_layout *b);
+
 #define HL__PATTERN_MAX 255
 /* Makes a copy of `wanted` whose nodes have names, too. patterns: as hl_config.names; own_names: as
    hl_store.own_names. HL_OK, HL_ENOMEM; HL_EMISUSE: a pattern is not understood, or there is not

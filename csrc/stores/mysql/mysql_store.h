@@ -222,17 +222,15 @@ void hl__mysql_disconnect(hl__mysql_session *session);
 
 /* ---- server.c */
 
-/* Asks which server it is, and which life of that server. hl__mysql_verify asks it, too. HL_OK
-   or what hl__mysql_query says. */
+/* Asks which server it is, and which life of that server. hl__mysql_connect_verified asks it,
+   too. HL_OK or what hl__mysql_query says. */
 int hl__mysql_identify(hl__mysql_session *session, hl_error *error);
 
 /* Looks whether locks on this server exclude. HL_OK, HL_EUNSAFE_SERVER or what
    hl__mysql_query says. */
 int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error);
-/* Does the same, checks whether the table is the right one for the layout, and sets the session
-   up. */
-int hl__mysql_verify(hl__mysql_session *session, hl_error *error);
-/* Connects and verifies in the time that is left. The session is the caller's, not the pool's. */
+/* Connects in the time that is left, and does the same; checks whether the table is the right one
+   for the layout, and sets the session up. The session is the caller's, not the pool's. */
 int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
                                hl__mysql_session **session, hl_error *error);
 
@@ -325,10 +323,6 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const cha
 int hl__mysql_gone(hl_error *error);
 /* Whether the socket can be read: an answer has come, or the connection has ended. */
 bool hl__mysql_readable(const hl__mysql_session *session);
-/* Waits until the deadline (hl__now_ms; 0: not at all) for the first packet of an
-   answer, or the end of the connection. True: the client library reads it
-   without waiting. */
-bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline);
 /* Sends without waiting; the answer is outstanding. */
 int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size, hl_error *error);
 int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error);

@@ -347,7 +347,7 @@ static int leased_begin(hl__mysql_session *session, bool first, hl_error *error)
 }
 
 /* Autocommit is on until the first lock, so the checks leave no transaction. */
-int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
+static int verify(hl__mysql_session *session, hl_error *error) {
   char set[512], table[HL__MYSQL_TABLE_SQL], layout[192];
   const char *questions[QUESTIONS] = {set,   variables_sql, connection_sql, identity_sql(session),
                                       table, layout};
@@ -397,7 +397,7 @@ int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
   int status = hl__mysql_connect(store, deadline, session, error);
   int64_t most = 3 * (hl__now_ms() - begun);
   if (status == HL_OK) {
-    status = hl__mysql_verify(*session, error);
+    status = verify(*session, error);
     bool late = status == HL_ECONNECTION && hl__left_ms((*session)->patience) == 0;
     if (status == HL_TIMEOUT || late)
       status = hl__error(error, HL_ECONNECTION,

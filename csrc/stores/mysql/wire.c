@@ -162,9 +162,11 @@ static int parts_open(int fd) {
   return -1;
 }
 
-/* The answers to several statements come one by one, as those to a DELETE of a lease and to its
-   COMMIT. So the wait for the next part must not last longer than the part takes. */
-bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline) {
+/* Waits until the deadline (hl__now_ms; 0: not at all) for the first packet of an answer, or the
+   end of the connection. True: the client library reads it without waiting. The answers to several
+   statements come one by one, as those to a DELETE of a lease and to its COMMIT. So the wait for
+   the next part must not last longer than the part takes. */
+static bool answer_await(const hl__mysql_session *session, int64_t deadline) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN | POLLRDHUP};
   int parts = -1;
   bool complete = false;
@@ -223,7 +225,7 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline, hl_error *err
   if (!session->outstanding) return HL_OK;
   bool read = true;
   while (session->outstanding) {
-    if (!hl__mysql_answer_await(session, deadline))
+    if (!answer_await(session, deadline))
       return hl__error(error, HL_TIMEOUT, "the server has not answered yet");
     read = answer_read(session);
     unsigned number = read ? 0 : mysql_errno(session->mysql);
@@ -280,7 +282,7 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MY
   *result = NULL;
   int status = query_send(session, sql, size, error);
   if (status) return status;
-  if (!hl__mysql_answer_await(session, session->patience))
+  if (!answer_await(session, session->patience))
     return hl__error(error, HL_ECONNECTION, HL__MYSQL_LATE);
   session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
@@ -344,7 +346,7 @@ int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
   int status = commands_send(session, sql, size, &sent, error);
   if (status) return status;
   if (plain) session->answers = sent;
-  if (!hl__mysql_answer_await(session, session->patience))
+  if (!answer_await(session, session->patience))
     return hl__error(error, HL_ECONNECTION, HL__MYSQL_LATE);
   session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);

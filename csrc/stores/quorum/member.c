@@ -10,6 +10,7 @@
 #include "quorum_store.h"
 
 #include "exit.h"
+#include "layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -166,14 +167,6 @@ static void heal_due(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
 
 /* ------------------------------------------------------- a thread's part */
 
-static bool is_same_layout(const hl_layout *a, const hl_layout *b) {
-  unsigned levels = hl_layout_levels(a);
-  if (levels != hl_layout_levels(b) || hl_layout_buckets(a) != hl_layout_buckets(b)) return false;
-  for (unsigned i = 0; i < levels; i++)
-    if (strcmp(hl_layout_name(a, i), hl_layout_name(b, i)) != 0) return false;
-  return true;
-}
-
 /* Whether a member stays refused, as trying again would not help. A store that reports trouble of
    its own, or has no room, may be opened later. */
 static bool is_lasting(int status) { return status < 0 && status != HL_ESTORE; }
@@ -198,7 +191,7 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
     hl_layout *ours = store->base.layout;
     if (!ours)
       store->base.layout = hl_layout_ref(inner->layout);
-    else if (!is_same_layout(ours, inner->layout))
+    else if (!hl__layout_is_same(ours, inner->layout))
       status = hl__error(error, HL_EMISMATCH,
                          "it has other levels or buckets than the stores before it");
   }

@@ -317,7 +317,6 @@ typedef struct hl__redis_call {
 void hl__redis_call_init(hl__redis_call *call, const hl__redis_store *store,
                          hl__redis_script script, uint32_t root);
 void hl__redis_call_dispose(hl__redis_call *call);
-void hl__redis_bytes(hl__redis_call *call, const void *data, size_t size);
 void hl__redis_text(hl__redis_call *call, const char *text); /* NULL: "" */
 void hl__redis_number(hl__redis_call *call, int64_t number);
 /* 16 bytes, in hexadecimal; all zeroes: "". */

@@ -65,13 +65,13 @@ static char *room(hl__redis_call *call, size_t size) {
   return call->bytes + call->used - size;
 }
 
-void hl__redis_bytes(hl__redis_call *call, const void *data, size_t size) {
+static void bytes_add(hl__redis_call *call, const void *data, size_t size) {
   char *at = room(call, size);
   if (at && size) memcpy(at, data, size);
 }
 
 void hl__redis_text(hl__redis_call *call, const char *text) {
-  hl__redis_bytes(call, text, text ? strlen(text) : 0);
+  bytes_add(call, text, text ? strlen(text) : 0);
 }
 
 void hl__redis_number(hl__redis_call *call, int64_t number) {
@@ -142,7 +142,7 @@ void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store, const hl
     else if (names)
       used += name_write(text + used, mode, name_of(names, &rows[i]));
   }
-  hl__redis_bytes(call, text, used);
+  bytes_add(call, text, used);
   free(text);
 }
 
