@@ -24,10 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-  LEVELS = 3,
-  SESSIONS = 2
-};
+enum { LEVELS = 3, SESSIONS = 2 };
 
 static struct {
   const char *mode, *host, *socket, *user, *password, *db, *table;

@@ -19,9 +19,7 @@
 #include <time.h>
 
 /* Names 0 to NAMES - 1. The handed-over lock has another name. */
-enum {
-  NAMES = 2000
-};
+enum { NAMES = 2000 };
 
 _Noreturn void client_die(const char *what, const char *why) {
   fprintf(stderr, "bench: %s: %s\n", what, why);

@@ -25,11 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-  ENDS_MAX = 256,
-  CHUNKS = 64,
-  CHUNK = 16384
-};
+enum { ENDS_MAX = 256, CHUNKS = 64, CHUNK = 16384 };
 
 /* Bytes that came, and the time to deliver them. */
 struct chunk {

@@ -20,11 +20,7 @@
 
 /* The size of a document of three rows, see csrc/stores/memcached/document.c, and of a
  * usual liveness item, see record.c. */
-enum {
-  USERS = 50,
-  DOCUMENT = 99,
-  LIVE = 130
-};
+enum { USERS = 50, DOCUMENT = 99, LIVE = 130 };
 
 static int fd;
 static bool sent;

@@ -18,10 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-  LEVELS = 3,
-  SESSIONS = 2
-};
+enum { LEVELS = 3, SESSIONS = 2 };
 
 static struct session {
   PGconn *connection;

@@ -21,20 +21,10 @@
 
 #include "scripts.h" /* as the store has them: the Makefile makes it */
 
-enum {
-  LEASE_MS = 30000,
-  POLL_US = 100000,
-  TOKEN_BYTES = 20,
-  USERS = 50,
-  WORDS = 32
-};
+enum { LEASE_MS = 30000, POLL_US = 100000, TOKEN_BYTES = 20, USERS = 50, WORDS = 32 };
 
 static redisContext *connection;
-static enum {
-  RECIPE,
-  LEASE,
-  SENT
-} mode;
+static enum { RECIPE, LEASE, SENT } mode;
 
 static redisReply *answer(void *reply) {
   redisReply *it = reply;

@@ -12,23 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-  LEVELS = 3
-};
+enum { LEVELS = 3 };
 
-enum {
-  BEGIN,
-  COMMIT,
-  STATE,
-  BLOCKER,
-  COUNT,
-  ADD,
-  ADD_ROW,
-  GET,
-  DELETE_ROW,
-  DELETE,
-  STATEMENTS
-};
+enum { BEGIN, COMMIT, STATE, BLOCKER, COUNT, ADD, ADD_ROW, GET, DELETE_ROW, DELETE, STATEMENTS };
 
 static const char *const texts[STATEMENTS] = {
     "BEGIN IMMEDIATE",

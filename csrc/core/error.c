@@ -160,10 +160,7 @@ static size_t utf8_length(const unsigned char *s, size_t n) {
 }
 
 /* The characters before the two digits of an escaped byte. */
-typedef enum escape_style {
-  BACKSLASH,
-  PERCENT
-} escape_style;
+typedef enum escape_style { BACKSLASH, PERCENT } escape_style;
 
 static size_t escape(char *out, size_t size, const char *data, size_t n, escape_style style) {
   const char *hex = style == PERCENT ? "0123456789ABCDEF" : "0123456789abcdef";

@@ -126,11 +126,7 @@ const char *hl_status_name(int status);
 
 /* HL_UPDATE: one holder, beside any number of sharing holders. Only the update holder may become
    exclusive, see hl_lock_upgrade. */
-typedef enum hl_mode {
-  HL_SHARED = 1,
-  HL_EXCLUSIVE = 2,
-  HL_UPDATE = 3
-} hl_mode;
+typedef enum hl_mode { HL_SHARED = 1, HL_EXCLUSIVE = 2, HL_UPDATE = 3 } hl_mode;
 
 /* "shared", "exclusive", "update"; "" for another number. Static storage. */
 const char *hl_mode_name(hl_mode mode);
@@ -231,11 +227,7 @@ hl_mode hl_plan_mode(const hl_plan *plan);
    of an id escaped as %NN, cut to size with "...". Returns out. */
 char *hl_plan_describe(const hl_plan *plan, char *out, size_t size);
 
-typedef enum hl_dialect {
-  HL_MYSQL = 1,
-  HL_MARIADB = 2,
-  HL_POSTGRESQL = 3
-} hl_dialect;
+typedef enum hl_dialect { HL_MYSQL = 1, HL_MARIADB = 2, HL_POSTGRESQL = 3 } hl_dialect;
 
 /* The one statement that locks the plan's rows in the caller's own
    transaction, as a malloc'ed string that the caller frees; NULL when out of
@@ -392,10 +384,7 @@ void hl_manager_histograms(hl_manager *manager, unsigned level, hl_histogram *wa
 uint64_t hl_manager_losses(hl_manager *manager);
 
 /* How a lock is held: as long as its connection or process lives, or until a time. */
-typedef enum hl_kind {
-  HL_SESSION = 0,
-  HL_LEASE = 1
-} hl_kind;
+typedef enum hl_kind { HL_SESSION = 0, HL_LEASE = 1 } hl_kind;
 
 #define HL_OWNER_MAX 127    /* bytes of the name of a lease's owner */
 #define HL_LEASE_ID_SIZE 33 /* 32 hexadecimal digits and a NUL */

@@ -101,12 +101,7 @@ void hl__lease_unref(hl__lease *lease) {
 
 /* ----------------------------------------------------- on a connection */
 
-typedef enum operation_kind {
-  REFRESH,
-  INSPECT,
-  DROP,
-  RECALL
-} operation_kind;
+typedef enum operation_kind { REFRESH, INSPECT, DROP, RECALL } operation_kind;
 
 typedef struct operation {
   operation_kind kind;

@@ -49,9 +49,7 @@ static void heap_remove(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__man
 
 /* The kind of a class under a row is the mode in which its members take that row; or WHOLE: its
    members follow no request, take all their rows shared, and this row is the last. */
-enum {
-  WHOLE = 0
-}; /* or an hl_mode */
+enum { WHOLE = 0 }; /* or an hl_mode */
 
 /* Whether two requests that take the row like this can be granted together. */
 static bool is_shareable(const hl_row *row) {

@@ -46,11 +46,7 @@
 
 extern const hl_store_ops hl_store_folder;
 
-typedef enum state {
-  WAITS,
-  HELD,
-  REVOKED
-} state;
+typedef enum state { WAITS, HELD, REVOKED } state;
 
 typedef struct entry {
   size_t size; /* with its rows: a multiple of 8 */

@@ -15,19 +15,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-  LEFTOVERS_PATIENCE_S = 20
-};
+enum { LEFTOVERS_PATIENCE_S = 20 };
 
 /* ThreadSanitizer has one of its own, from some moment on. */
 #if defined(__SANITIZE_THREAD__)
-enum {
-  THREADS_OF_TOOLS = 1
-};
+enum { THREADS_OF_TOOLS = 1 };
 #else
-enum {
-  THREADS_OF_TOOLS = 0
-};
+enum { THREADS_OF_TOOLS = 0 };
 #endif
 
 static int entries_of(const char *path) {

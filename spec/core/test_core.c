@@ -272,9 +272,7 @@ static void plan_says_which_rows_are_missing(void **state) {
 
 static void plan_of_ten_thousand_targets(void **state) {
   (void)state;
-  enum {
-    N = 10000
-  };
+  enum { N = 10000 };
   hl_layout *layout = layout_of(NULL, 0, 1000000);
   hl_plan *plan = hl_plan_new(layout);
   char text[32];
@@ -870,10 +868,7 @@ static struct {
   atomic_int failures;
 } shared;
 
-enum {
-  THREADS = 8,
-  ROUNDS = 400
-};
+enum { THREADS = 8, ROUNDS = 400 };
 
 static void *count_up(void *argument) {
   static const char *const users[] = {"t0", "t1", "t2"};

@@ -226,9 +226,7 @@ static void test_few_threads(void **state) {
 /* A crowd is let go when there is no thread for any of it. */
 static void without_a_thread(void **state) {
   (void)state;
-  enum {
-    CROWD = 10000
-  };
+  enum { CROWD = 10000 };
   static hl_pending *pending[CROWD];
   limit_threads(3);
   hl_manager *manager = open_manager(), *other = open_manager();

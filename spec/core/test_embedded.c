@@ -200,10 +200,7 @@ static void tokens_grow(void **state) {
 
 static void many_rows_and_sessions(void **state) {
   (void)state;
-  enum {
-    SESSIONS = 200,
-    ROWS = 100
-  };
+  enum { SESSIONS = 200, ROWS = 100 };
   static hl__shm_session *sessions[SESSIONS];
   for (int turn = 0; turn < 2; turn++) {
     for (uint32_t i = 0; i < SESSIONS; i++) {

@@ -135,10 +135,7 @@ static void files_are_for_writers_alone(void **state) {
 
 static void what_root_makes_is_the_directorys_owners(void **state) {
   (void)state;
-  enum {
-    OWNER = 54321,
-    GROUP = 54322
-  };
+  enum { OWNER = 54321, GROUP = 54322 };
   if (geteuid() != 0) skip();
   assert_int_equal(mkdir(directory, 0700), 0);
   assert_int_equal(chown(directory, OWNER, GROUP), 0);
@@ -406,13 +403,7 @@ static void a_program_that_locks_all_bytes_stops_openers_alone(void **state) {
    victim's, a second name of it, a FIFO at which an open would hang. */
 static void planted_names_are_not_followed(void **state) {
   (void)state;
-  enum {
-    LINK,
-    SECOND_NAME,
-    FIFO,
-    DIRECTORY,
-    KINDS
-  };
+  enum { LINK, SECOND_NAME, FIFO, DIRECTORY, KINDS };
   static const char *const names[] = {"control", "tmp-0-0"};
   static const struct timespec old[] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
   static const char text[] = "precious";
@@ -554,9 +545,7 @@ static void a_clock_that_is_ahead_costs_nothing(void **state) {
 /* How many descriptors of the process lead into the directory. In a child of a process
    with threads, so without malloc: a sanitizer's may be locked for ever there. */
 static int descriptors_into(void) {
-  enum {
-    MOST = 1024
-  };
+  enum { MOST = 1024 };
   int n = 0;
   for (int fd = 0; fd < MOST; fd++) {
     char name[32], target[200];
@@ -570,9 +559,7 @@ static int descriptors_into(void) {
 
 /* Whether the process has mapped a file of the directory. As descriptors_into. */
 static bool maps_into(void) {
-  enum {
-    MOST = 1 << 20
-  };
+  enum { MOST = 1 << 20 };
   static char maps[MOST];
   size_t size = 0;
   int fd = open("/proc/self/maps", O_RDONLY);
@@ -619,9 +606,7 @@ static void a_child_keeps_no_descriptor(void **state) {
 /* Acts like a program that becomes a daemon. */
 static void close_all_and_open_others(intptr_t unused) {
   (void)unused;
-  enum {
-    LAST = 40
-  };
+  enum { LAST = 40 };
   struct stat st;
   hl_store *store = store_new();
   hl_session *a = session_new(store), *b = session_new(store), *c;

@@ -55,9 +55,7 @@ static long switches(void) {
 /* Threads of a sanitizer's wake up, too: hence compared. */
 static void a_waiter_hardly_wakes_up(void **state) {
   (void)state;
-  enum {
-    SECONDS = 3
-  };
+  enum { SECONDS = 3 };
   hl_row rows[1] = {row(2, 3, X)};
   pid_t pid = holder_start(rows, 1, false);
   waiter it = {.session = a, .row = row(2, 3, X), .ms = PATIENCE_MS};
@@ -169,9 +167,7 @@ static uint32_t part_of(hl_row it) {
 
 static void many_releases_do_not_wait_for_a_stopped_process(void **state) {
   (void)state;
-  enum {
-    ROWS = 1000
-  };
+  enum { ROWS = 1000 };
   hl_row rows[ROWS], beside[1] = {row(1, 1, X)};
   uint32_t bucket = 0;
   for (int i = 0; i < ROWS; i++) {
@@ -206,9 +202,7 @@ static void one_of_the_dead_is_in_the_way_of_another_s_mender(void **state) {
 /* A dead process held rows in several partitions, and another is stopped inside of one of them. */
 static void a_stopped_process_is_in_the_way_of_one_partition_alone(void **state) {
   (void)state;
-  enum {
-    ROWS = 3
-  };
+  enum { ROWS = 3 };
   hl_row rows[ROWS] = {row(2, 3, X), row(2, 4, X), row(2, 5, X)};
   while (part_of(rows[1]) == part_of(rows[0])) rows[1].bucket++;
   while (part_of(rows[2]) == part_of(rows[0]) || part_of(rows[2]) == part_of(rows[1]))
@@ -240,9 +234,7 @@ static void *mend_elsewhere(void *context) {
 /* The try waits for some time only; so of many one must succeed on a busy machine, too. */
 static void a_try_waits_for_a_mender(void **state) {
   (void)state;
-  enum {
-    TRIES = 20
-  };
+  enum { TRIES = 20 };
   const hl_row it = row(2, 3, X);
   int status = HL_TIMEOUT;
   for (int i = 0; i < TRIES && status; i++) {

@@ -14,15 +14,10 @@
 
 /* Late by more than the promised 10 ms, only because a test machine is busy. A machine that keeps a
    thread from running for longer spoils a try, so the best of some tries counts. */
-enum {
-  SLACK_MS = 60,
-  TRIES = 40
-};
+enum { SLACK_MS = 60, TRIES = 40 };
 
 /* How often a row goes from one thread to another, to meet each moment of that. */
-enum {
-  HANDOVERS = 5000
-};
+enum { HANDOVERS = 5000 };
 
 /* ------------------------------------------------- who excludes whom */
 
@@ -185,9 +180,7 @@ static void a_late_interruption_hits_nobody(void **state) {
 static void one_process_is_served_in_order(void **state) {
   (void)state;
   static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED, HL_SHARED, HL_EXCLUSIVE, HL_SHARED};
-  enum {
-    N = sizeof modes / sizeof *modes
-  };
+  enum { N = sizeof modes / sizeof *modes };
   hl_store *store = store_new();
   hl_session *holder = session_new(store), *s[N];
   waiting w[N];
@@ -327,10 +320,7 @@ static void wait_in_the_crowd(intptr_t argument) {
    machine may be busy. */
 static void a_crowd_waits_asleep(void **state) {
   (void)state;
-  enum {
-    N = 200,
-    SECONDS = 3
-  };
+  enum { N = 200, SECONDS = 3 };
   hl_store *store = store_new();
   hl_session *session = session_new(store);
   pid_t pids[N];
@@ -367,9 +357,7 @@ static void *take_and_give(void *store) {
 /* No wake-up is lost: none of many sleeps on. */
 static void many_hand_over(void **state) {
   (void)state;
-  enum {
-    N = 6
-  };
+  enum { N = 6 };
   pthread_t threads[N];
   hl_store *store = store_new();
   for (int i = 0; i < N; i++)
@@ -591,9 +579,7 @@ static void tokens_grow(void **state) {
 
 static void ten_thousand_need_a_few_descriptors(void **state) {
   (void)state;
-  enum {
-    N = 10000
-  };
+  enum { N = 10000 };
   const int before = count_files("/proc/self/fd", "");
   hl_store *store = store_new();
   hl_session **s = calloc(N, sizeof *s);

@@ -743,9 +743,7 @@ static void the_keeper_keeps_to_the_shorter_time(void **state) {
 
 /* However many are due at once. */
 static void a_few_workers_refresh_many(void **state) {
-  enum {
-    LOCKS = 200
-  };
+  enum { LOCKS = 200 };
   (void)state;
   hl_manager *manager = open_manager();
   hl_lock *locks[LOCKS];

@@ -82,9 +82,7 @@ static void another_list_has_another_digest(void **state) {
       "memcached://a:1,b:2,c:3", "memcached://a:1,b:2",     "memcached://a:1,b:2,c:4",
       "memcached://a:1,b:2,d:3", "memcached://a:2,b:1,c:3", "memcached://a:1",
   };
-  enum {
-    LISTS = sizeof lists / sizeof *lists
-  };
+  enum { LISTS = sizeof lists / sizeof *lists };
   (void)state;
   list all[LISTS];
   for (size_t i = 0; i < LISTS; i++) list_read(&all[i], lists[i]);

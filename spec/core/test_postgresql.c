@@ -134,10 +134,7 @@ static void *opens(void *unused) {
 /* exit() takes OpenSSL apart: first it awaits threads that open a manager. */
 static void exit_while_others_open(void **state) {
   (void)state;
-  enum {
-    CHILDREN = 60,
-    AT_ONCE = 3
-  };
+  enum { CHILDREN = 60, AT_ONCE = 3 };
   if (!getenv("HIERLOCK_POSTGRESQL_DSN")) skip();
   hl_manager_close(open_with("require"));
   for (int i = 0; i < CHILDREN; i++) {

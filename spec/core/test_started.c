@@ -203,9 +203,7 @@ static void all_rows_or_none(void **state) {
 
 static void a_wait_ends_in_time(void **state) {
   (void)state;
-  enum {
-    WAITERS = 40
-  };
+  enum { WAITERS = 40 };
   wanted them[WAITERS];
   assert_int_equal(take(holder, 7), HL_OK);
   for (int i = 0; i < WAITERS; i++) start_one(&them[i], 7, HL_EXCLUSIVE, 20 + i * 7 % WAITERS * 5);
@@ -278,9 +276,7 @@ static void give_then(wanted *it) { give(it->session); }
 /* Those that block and those that do not stand in one queue. */
 static void first_come_first_served(void **state) {
   (void)state;
-  enum {
-    PAIRS = 10
-  };
+  enum { PAIRS = 10 };
   wanted them[PAIRS];
   blocking threads[PAIRS];
   assert_int_equal(take(holder, 7), HL_OK);
@@ -728,9 +724,7 @@ static void stop_inside(hl_session *session) {
 /* Many want rows of the partition of which a process is stopped inside; one a row of another. */
 static void those_a_stopped_process_keeps_out_keep_no_other(void **state) {
   (void)state;
-  enum {
-    STUCK = 50
-  };
+  enum { STUCK = 50 };
   wanted other, them[STUCK];
   uint32_t free = 8, stuck = 7;
   while (part_of(free) == part_of(stuck)) free++;

@@ -32,11 +32,7 @@
 
 #define TABLE "hierlock_spec_threads"
 
-enum {
-  BUCKETS = 64,
-  STORES_MAX = 4,
-  DEADLINE_MS = 60000
-};
+enum { BUCKETS = 64, STORES_MAX = 4, DEADLINE_MS = 60000 };
 
 static struct { char dsn[512]; } stores[STORES_MAX];
 static size_t store_count;
@@ -101,11 +97,7 @@ static int take(hl_manager *manager, const char *user, const char *account, hl_l
 
 /* ----------------------------------------------------- sharing a manager */
 
-enum {
-  THREADS = 6,
-  USERS = 3,
-  ROUNDS = 60
-};
+enum { THREADS = 6, USERS = 3, ROUNDS = 60 };
 
 static struct {
   hl_manager *manager;
@@ -207,12 +199,7 @@ static void threads_share_a_manager(void **state) {
 
 /* Calls with so many targets that putting them in order takes a while, begun at one moment: a
    caller in line reads the plans of the callers before it. */
-enum {
-  RESOURCES = 400,
-  ASKED = 200,
-  SORTERS = 4,
-  SORTINGS = 200
-};
+enum { RESOURCES = 400, ASKED = 200, SORTERS = 4, SORTINGS = 200 };
 
 static struct {
   hl_manager *manager;
@@ -393,10 +380,7 @@ static void who_waits_in_a_renamed_directory_goes_on_in_a_new_one(void **state) 
 
 /* ----------------------------------------------------------------- fork */
 
-enum {
-  CHILDREN = 15,
-  CONNECTING = 3
-};
+enum { CHILDREN = 15, CONNECTING = 3 };
 
 /* Connects, and goes away again. */
 static void *connect_and_close(void *argument) {

@@ -14,10 +14,7 @@
 #include <libgen.h>
 #include <stdlib.h>
 
-enum {
-  ROUNDS = 40,
-  WAITS = 6
-};
+enum { ROUNDS = 40, WAITS = 6 };
 
 static void code_stays_until_its_threads_have_ended(void **state) {
   (void)state;

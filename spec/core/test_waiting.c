@@ -583,9 +583,7 @@ static void test_given_up_while_it_begins(void **state) {
    another manager has come meanwhile: never, where they always come. */
 static void test_parked_in_turn(void **state) {
   (void)state;
-  enum {
-    LINE = 12
-  };
+  enum { LINE = 12 };
   hl_manager *manager = open_small(1), *other = open_manager();
   hl_lock *held = acquire(other, "u1", HL_EXCLUSIVE);
   hl_lock *wanted = acquire(other, "u2", HL_EXCLUSIVE);

@@ -4,9 +4,7 @@
  */
 #include "hierlock.h"
 
-enum {
-  WAITS_MAX = 16
-};
+enum { WAITS_MAX = 16 };
 
 __attribute__((visibility("default"))) int use(const char *dsn, int waits);
 

@@ -16,10 +16,7 @@
 #include <sys/ptrace.h>
 #include <unistd.h>
 
-enum {
-  TIMEOUT_MS = SOON / MS,
-  CANCEL_AFTER_MS = 5
-};
+enum { TIMEOUT_MS = SOON / MS, CANCEL_AFTER_MS = 5 };
 
 static lane_area *area;
 static hl_manager *manager;

@@ -39,12 +39,7 @@
 
 /* ------------------------------------------------------------------ points */
 
-typedef enum mode {
-  KILL,
-  STOP,
-  FAIL,
-  MODES
-} mode;
+typedef enum mode { KILL, STOP, FAIL, MODES } mode;
 
 /* The stages of the script; the code between stages counts no calls. */
 typedef enum stage {
@@ -83,25 +78,11 @@ const char *point_show(const point *p, char out[64]);
 
 /* ------------------------------------------------------------ shared memory */
 
-enum {
-  LANES = 16,
-  CALLS = 600,
-  GRANTS = 65536,
-  HANDLES = 16,
-  COMPLAINTS = 24,
-  MESSAGE = 400
-};
+enum { LANES = 16, CALLS = 600, GRANTS = 65536, HANDLES = 16, COMPLAINTS = 24, MESSAGE = 400 };
 
 /* Nodes, as bits: resources of one account, which is in the user. A holder of one of the last
    two has all. */
-enum {
-  R1 = 1,
-  R2 = 2,
-  R3 = 4,
-  ACCOUNT = 8,
-  USER = 16,
-  ALL = 31
-};
+enum { R1 = 1, R2 = 2, R3 = 4, ACCOUNT = 8, USER = 16, ALL = 31 };
 
 static inline bool nodes_conflict(int a, int b) { return (a & b) || ((a | b) & (ACCOUNT | USER)); }
 
@@ -227,11 +208,7 @@ void peer_ended(lane_area *area, int status);
 
 /* ----------------------------------------------------------------- tracer.c */
 
-typedef enum trace_event {
-  TRACE_POINT,
-  TRACE_END,
-  TRACE_LATE
-} trace_event;
+typedef enum trace_event { TRACE_POINT, TRACE_END, TRACE_LATE } trace_event;
 
 typedef struct tracer {
   lane_area *area;
@@ -273,9 +250,7 @@ void server_remove(int lane);
 int server_connections(int lane);
 int server_transactions(void);
 
-enum {
-  BUCKETS = 997
-};
+enum { BUCKETS = 997 };
 #define TABLE "hierlock_faults" /* where there is a table of buckets */
 /* The numbers are of the main process and the lane. */
 #define DATABASE "hierlock_faults_%d_%d"

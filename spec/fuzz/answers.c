@@ -17,21 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-  LAST = 0x8000,
-  RAW = 0x4000,
-  NUMBERED_WRONG = 0x2000,
-  END = 0x1000
-};
+enum { LAST = 0x8000, RAW = 0x4000, NUMBERED_WRONG = 0x2000, END = 0x1000 };
 #define SIZE_MAX_ 0x0FFF /* of a packet */
 
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
 
-enum {
-  OVER_TCP = 1,
-  TLS_PREFERRED = 2
-};
+enum { OVER_TCP = 1, TLS_PREFERRED = 2 };
 
 /* A client that does not say anything for so long waits for more. */
 #define SILENCE_MS 5

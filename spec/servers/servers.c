@@ -33,9 +33,7 @@ static void fill_in(const hl_dsn *clients, unsigned seed, const char *text, char
                {"{user}", clients ? clients->user : NULL},
                {"{seed}", number},
                {"{buckets}", sql_buckets}};
-  enum {
-    NAMES = sizeof names / sizeof *names
-  };
+  enum { NAMES = sizeof names / sizeof *names };
   size_t used = 0;
   while (*text) {
     size_t which = 0, n = 1;

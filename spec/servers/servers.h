@@ -23,9 +23,7 @@ typedef struct sql sql; /* a connection */
 /* The fields of a row, as texts; NULL where one is NULL. */
 typedef void row_fn(void *context, const char *const *fields);
 
-enum {
-  STATEMENTS = 6
-};
+enum { STATEMENTS = 6 };
 
 /* A trouble that an administrator makes and takes back. */
 typedef struct trouble {
@@ -42,9 +40,7 @@ typedef struct trouble {
 
 #define STATUS_BIT(status) (1u << ((status) + 10))
 
-enum {
-  TROUBLES = 8
-};
+enum { TROUBLES = 8 };
 
 typedef struct server_kind {
   const char *name;

@@ -11,9 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-  PROCESSES = 1024
-};
+enum { PROCESSES = 1024 };
 
 static sql *administrator;
 static hl_dsn clients;

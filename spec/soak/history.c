@@ -34,9 +34,7 @@
 /* So long another thread may import a lease, or be told of its end. */
 #define LEASES_REMEMBERED (10 * S)
 
-enum {
-  SHOWN = 30
-};
+enum { SHOWN = 30 };
 
 /* Times are for a machine that has room. A machine on which many more threads want to run than
    can is slower by so much. A machine that has just kept main itself from running keeps others

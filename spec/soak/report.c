@@ -589,10 +589,7 @@ static void put_plot(const axis *a, const column *columns, int n, const char *ti
 
 static void put_time(void) {
   static const char *const moods[MOODS] = {"mixed", "large", "narrow"};
-  enum {
-    KINDS = 24,
-    HEIGHT = 130
-  };
+  enum { KINDS = 24, HEIGHT = 130 };
   if (sample_count < 3) return;
   axis a = {samples[0].at, samples[sample_count - 1].at,
             samples[0].at - (int64_t)(seconds_at(samples[0].at) * 1e9)};

@@ -34,9 +34,7 @@ static sql *connect_admin(void) { return kind->connect(&admin_dsn, clients.datab
 
 /* The bystanders' numbers are as low as the workers' were, before a crash: a kill that is meant
    for a session of that time hits one of them, or a worker. */
-enum {
-  BYSTANDERS = 12
-};
+enum { BYSTANDERS = 12 };
 static sql *bystanders[BYSTANDERS];
 
 static void bystanders_open(void) {

@@ -115,19 +115,9 @@ typedef enum end_kind {
 } end_kind;
 
 /* Says what a revocation names. */
-typedef enum revoke_filter {
-  BY_OWNER,
-  BY_ID,
-  BY_TARGET,
-  FILTERS
-} revoke_filter;
+typedef enum revoke_filter { BY_OWNER, BY_ID, BY_TARGET, FILTERS } revoke_filter;
 
-typedef enum record_state {
-  FREE,
-  CALLED,
-  HELD,
-  ENDED
-} record_state;
+typedef enum record_state { FREE, CALLED, HELD, ENDED } record_state;
 
 /* A call and its outcome. The worker owns it until ENDED, then main does until FREE. */
 typedef struct record {
@@ -225,12 +215,7 @@ typedef struct cell {
 } cell;
 
 /* Texts of exported leases, for any thread that takes one. */
-enum {
-  TEXTS = 24,
-  TEXT_MOST = 12 * 1024,
-  OWNERS = 60,
-  TTL_MOST = 3000
-};
+enum { TEXTS = 24, TEXT_MOST = 12 * 1024, OWNERS = 60, TTL_MOST = 3000 };
 
 typedef struct text_slot {
   _Atomic int busy; /* 1 + the worker who is at it; main frees a dead one's */
@@ -245,12 +230,7 @@ typedef struct text_slot {
 
 /* The workers' wishes change every few seconds: some faults need many large requests that do not
    wait, others many that meet at few nodes. */
-typedef enum mood {
-  MIXED,
-  LARGE,
-  NARROW,
-  MOODS
-} mood;
+typedef enum mood { MIXED, LARGE, NARROW, MOODS } mood;
 
 /* ------------------------------------------------------------- the large faults */
 
@@ -266,9 +246,7 @@ typedef enum large_fault {
   FAULTS
 } large_fault;
 
-enum {
-  WINDOWS = 64
-};
+enum { WINDOWS = 64 };
 
 /* The time of one large fault; one at a time. Its process writes all but the last two fields.
    Times are 0 as long as they have not come. */

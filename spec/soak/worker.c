@@ -19,9 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum {
-  MANAGERS = 3
-};
+enum { MANAGERS = 3 };
 
 static int me;
 static worker_area *area;

@@ -10,10 +10,7 @@
 
 #include <pthread.h>
 
-enum {
-  LANES = 8,
-  LANE_RECORDS = 4
-};
+enum { LANES = 8, LANE_RECORDS = 4 };
 
 /* ASKING: a refresh, a check or a to_lease was started. */
 typedef enum lane_state {
@@ -24,11 +21,7 @@ typedef enum lane_state {
   LANE_ASKING
 } lane_state;
 
-typedef enum lane_question {
-  ASK_REFRESH,
-  ASK_CHECK,
-  ASK_CONVERT
-} lane_question;
+typedef enum lane_question { ASK_REFRESH, ASK_CHECK, ASK_CONVERT } lane_question;
 
 /* A lock and its extensions; records[0] is the acquisition. */
 typedef struct lane {
@@ -53,11 +46,7 @@ typedef struct lane {
   bool was_over;
 } lane;
 
-typedef enum thread_kind {
-  BLOCKING,
-  WAITING,
-  CLOSING
-} thread_kind;
+typedef enum thread_kind { BLOCKING, WAITING, CLOSING } thread_kind;
 
 typedef struct thread {
   pthread_t id;

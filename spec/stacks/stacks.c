@@ -8,9 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-  LINE = 380
-};
+enum { LINE = 380 };
 
 static bool line_read(pid_t pid, const char *tid, const char *file, char *line, int size) {
   char name[80];

@@ -201,13 +201,7 @@ static void limits_set(int fd, bool on) {
   (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-typedef enum greeting {
-  INCOMPLETE,
-  WITH_TLS,
-  WITHOUT_TLS,
-  AN_ERROR,
-  NONSENSE
-} greeting;
+typedef enum greeting { INCOMPLETE, WITH_TLS, WITHOUT_TLS, AN_ERROR, NONSENSE } greeting;
 
 /* The server's first packet: size (3 bytes), number, protocol, version with its NUL, connection
    (4), challenge (8), filler, flags (2). Or an error: 0xFF, its number (2). With 0xFFFF an error

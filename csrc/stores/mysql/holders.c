@@ -80,15 +80,7 @@ typedef struct lists {
   size_t n;
 } lists;
 
-enum {
-  WHICH,
-  KEY,
-  FIRST,
-  SECOND,
-  SINCE,
-  TELLS,
-  COLUMNS
-};
+enum { WHICH, KEY, FIRST, SECOND, SINCE, TELLS, COLUMNS };
 
 static uint64_t number(const char *text) { return text ? strtoull(text, NULL, 10) : 0; }
 

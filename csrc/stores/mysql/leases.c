@@ -43,17 +43,7 @@ static bool is_one(const char *value) { return value && value[0] == '1'; }
 /* Row: whether the lease is revoked; the revoker; the reason; whether the holder fits, or,
    by_secret, the secret; the time left, in us; the holder; whether terms->token is later; whether
    terms->turn is not. */
-enum {
-  REVOKED,
-  BY,
-  WHY,
-  FITS,
-  LEFT_US,
-  HOLDER,
-  BEHIND,
-  LATE,
-  FIELDS
-};
+enum { REVOKED, BY, WHY, FITS, LEFT_US, HOLDER, BEHIND, LATE, FIELDS };
 static int record_query(hl__mysql_session *session, const hl_lease_terms *terms, bool by_secret,
                         MYSQL_RES **result, hl_error *error) {
   hl__text t;

@@ -262,28 +262,16 @@ int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
-enum {
-  SET,
-  VARIABLES,
-  CONNECTION,
-  IDENTITY,
-  TABLE,
-  LAYOUT,
-  QUESTIONS
-};
+enum { SET, VARIABLES, CONNECTION, IDENTITY, TABLE, LAYOUT, QUESTIONS };
 
 /* The first questions go in one trip, as connecting over a slow line takes long enough. A
    library that does not tell us when it waits bounds its wait for the first answer only. There
    the last question has a trip of its own: a transaction that locks hier_lock_meta keeps its
    answer back. */
 #ifdef HL__BOUNDS_WAITS
-enum {
-  TOGETHER = QUESTIONS
-};
+enum { TOGETHER = QUESTIONS };
 #else
-enum {
-  TOGETHER = LAYOUT
-};
+enum { TOGETHER = LAYOUT };
 #endif
 
 /* Asks the i-th question. *result is NULL where the question has none, or no answer came. */

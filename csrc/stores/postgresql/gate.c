@@ -73,13 +73,7 @@ static int blind_check(hl__pg_session *session, hl_error *error) {
 
 /* Columns. ALONE: no other request can be first in a queue for the row. UPDATE: the lease has the
    update row of a row for which the request gives way; their keys are each other's complement. */
-enum {
-  ID,
-  LEFT,
-  ALONE,
-  UPDATE,
-  COLUMNS
-};
+enum { ID, LEFT, ALONE, UPDATE, COLUMNS };
 /* Finds exclusive rows of all keys, and all rows of keys wanted exclusively, by one index scan
    each. With one condition, the server would read all rows of an ancestor, one for each lease below
    it. Parameters: exclusive, upgradable, keys, exclusive, exempt. */

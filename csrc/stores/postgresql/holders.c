@@ -22,18 +22,7 @@
 /* The time for a query for err.holders: its caller has already waited for nothing. */
 #define HASTE_MS 35
 
-enum {
-  BACKEND,
-  MODE,
-  GRANTED,
-  KEY,
-  APPLICATION,
-  HOST,
-  QUERY,
-  SINCE,
-  WAITS,
-  COLUMNS
-};
+enum { BACKEND, MODE, GRANTED, KEY, APPLICATION, HOST, QUERY, SINCE, WAITS, COLUMNS };
 
 /* Whether a lock of that key and mode conflicts with one of the rows. n 0: it always does. */
 static bool conflicts(const hl_row *rows, size_t n, int64_t key, hl_mode mode) {

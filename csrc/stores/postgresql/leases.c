@@ -356,20 +356,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
 
 /* ------------------------------------------------------------ many records */
 
-enum {
-  ID,
-  OWNER,
-  PATH,
-  LABEL,
-  APPLICATION,
-  HOST,
-  PID,
-  SHARED,
-  UPDATE,
-  SINCE,
-  LEFT,
-  COLUMNS
-};
+enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, SHARED, UPDATE, SINCE, LEFT, COLUMNS };
 
 /* $1: owner; $2: id; $3: keys; $4: keys wanted exclusively; NULL: any. */
 #define MATCHES                                                                                    \

@@ -145,14 +145,8 @@ typedef struct hl__pg_part {
   const char *values[16];
   int lengths[16], formats[16];
 } hl__pg_part;
-enum { /* numbers of prepared statements */
-  HL__PG_CONFLICTS,
-  HL__PG_TAKE,
-  HL__PG_REFRESH,
-  HL__PG_DROP,
-  HL__PG_ADOPT,
-  HL__PG_SHAPES /* from here on: lock statements of leases */
-};
+/* Numbers of prepared statements; from HL__PG_SHAPES on: lock statements of leases. */
+enum { HL__PG_CONFLICTS, HL__PG_TAKE, HL__PG_REFRESH, HL__PG_DROP, HL__PG_ADOPT, HL__PG_SHAPES };
 
 /* ---- dsn.c */
 
@@ -198,13 +192,7 @@ static inline int64_t hl__pg_key(unsigned level, uint64_t bucket) {
   return hl__row_key(level, bucket);
 }
 /* The last columns that a lock statement returns. */
-enum {
-  HL__PG_REFUSED,
-  HL__PG_TOKEN,
-  HL__PG_SERVER,
-  HL__PG_GATE,
-  HL__PG_COLUMNS
-};
+enum { HL__PG_REFUSED, HL__PG_TOKEN, HL__PG_SERVER, HL__PG_GATE, HL__PG_COLUMNS };
 /* Writes all of these columns except the first. */
 int hl__pg_columns(const hl__pg_session *session, char *out, size_t size);
 /* hl__pg_token writes the first of them. hl__pg_grant_read reads the row that the statement

@@ -54,11 +54,7 @@
   "CASE WHEN pg_sequence_last_value('public.hier_lock_gate'::regclass)=2 "                         \
   "THEN 2 ELSE setval('public.hier_lock_gate'::regclass,2) END FROM made"
 
-enum {
-  TOKEN,
-  SERVER,
-  COLUMNS = 4
-};
+enum { TOKEN, SERVER, COLUMNS = 4 };
 
 /* The memory behind the parameters of a TAKE. */
 typedef struct record {

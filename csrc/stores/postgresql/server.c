@@ -20,18 +20,7 @@ static int greeting_refuse(const hl__pg_session *session, hl_error *error) {
   return hl__pg_server_judge((const hl__fact[]){{"version", version}, {0}}, error);
 }
 
-enum {
-  VERSION,
-  STANDBY,
-  BACKEND,
-  MULTIPLE,
-  SEQUENCE,
-  MAY_USE,
-  LEVELS,
-  GATE,
-  RINGS,
-  COLUMNS
-};
+enum { VERSION, STANDBY, BACKEND, MULTIPLE, SEQUENCE, MAY_USE, LEVELS, GATE, RINGS, COLUMNS };
 
 static const char server_sql[] =
     "SELECT version(),pg_is_in_recovery(),pg_backend_pid()," HL__PG_MULTIPLE

@@ -62,13 +62,7 @@ int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
 
 /* ------------------------------------------------------------- existence */
 
-enum {
-  TABLES,
-  PRIVILEGES,
-  MAY_CREATE,
-  READ_ONLY,
-  COLUMNS
-};
+enum { TABLES, PRIVILEGES, MAY_CREATE, READ_ONLY, COLUMNS };
 
 /* What the role and the database had set when the session began: its own setting is ours. */
 #define READ_ONLY_SQL                                                                              \

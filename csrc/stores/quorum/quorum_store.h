@@ -133,11 +133,7 @@ struct hl__quorum_ask {
   hl__quorum_query *query;      /* or NULL */
   bool again;                   /* it, or another drop, was sent before, and was not answered */
   hl__quorum_session *listener; /* the caller who waits for the answer; or NULL */
-  enum {
-    HL__ASK_QUEUED,
-    HL__ASK_RUNS,
-    HL__ASK_DONE
-  } state;
+  enum { HL__ASK_QUEUED, HL__ASK_RUNS, HL__ASK_DONE } state;
   bool unwanted; /* a grant that comes is given back */
   bool interrupted;
   bool stray;          /* its caller has left it, and it goes on */

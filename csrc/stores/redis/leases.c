@@ -200,18 +200,7 @@ static void copy(char *out, size_t size, const char *text) {
 }
 
 static void holder_read(const redisReply *reply, hl_holder *holder) {
-  enum {
-    ID,
-    OWNER,
-    PATH,
-    LABEL,
-    APPLICATION,
-    HOST,
-    PID,
-    MODE,
-    SINCE,
-    LEFT
-  };
+  enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, MODE, SINCE, LEFT };
   *holder = (hl_holder){.pid = hl__redis_reply_number(reply, PID),
                         .since_ms = hl__redis_reply_number(reply, SINCE),
                         .mode = hl__mode_of_letter(*hl__redis_reply_text(reply, MODE)),

@@ -86,12 +86,7 @@ int64_t hl__redis_answer_by(const hl__redis_session *session) {
   return usual < patience ? usual : patience;
 }
 
-enum {
-  BLOCKED = 0,
-  GRANTED = 1,
-  FORGETFUL = 2,
-  RECALLED = 3
-};
+enum { BLOCKED = 0, GRANTED = 1, FORGETFUL = 2, RECALLED = 3 };
 
 typedef struct verdict {
   int64_t is;   /* one of those */

@@ -540,17 +540,7 @@ static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_er
 
 /* -------------------------------------------------------------- observers */
 
-enum {
-  W_TICKET,
-  W_ROWS,
-  W_SHARED,
-  W_PATH,
-  W_LABEL,
-  W_APPLICATION,
-  W_HOST,
-  W_PID,
-  W_SINCE
-};
+enum { W_TICKET, W_ROWS, W_SHARED, W_PATH, W_LABEL, W_APPLICATION, W_HOST, W_PID, W_SINCE };
 
 static void waiter_read(sqlite3_stmt *it, hl_holder *holder) {
   *holder = (hl_holder){.pid = sqlite3_column_int64(it, W_PID),
