@@ -329,6 +329,31 @@ support.on_postgresql(function(store)
     assert.is_true(assert(lease(first, R1)):release { confirm = true })
   end)
 
+  it("is not granted by the word of another server, to which a proxy leads new sessions", function()
+    local dsn = role("ALTER ROLE little SET default_transaction_read_only = on",
+      "GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little",
+      "GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO little")
+    local strange = true
+    local between = proxy.open(setmetatable({ dsn = dsn }, { __index = store }), function(data)
+      -- a new session says when its server started
+      return strange and data:gsub("(off%z%z%z\16)(%d+)", function(head, number) return head .. number:reverse() end)
+        or data
+    end)
+    finally(function() between.close() end)
+    local peer, watch = support.process(store, nil, between.dsn), support.process(store)
+    peer:call("handles.lock = assert(manager:acquire(...))", R1)
+    root "ALTER ROLE little RESET default_transaction_read_only"
+    watch:call "support.sleep(1.1)" -- a younger session is believed
+    local TO_LEASE = "local ok, err = handles.lock:to_lease { ttl = 60 } return ok, err and err.code, err and err.message"
+    local ok, code, message = peer:call(TO_LEASE)
+    assert.is_nil(ok)
+    assert.equal("timeout", code)
+    assert.truthy(message:find("another server", 1, true), message)
+    strange = false
+    assert.is_true((peer:call(TO_LEASE)))
+    peer:close() -- the role goes
+  end)
+
   it("does not mind another default isolation", function()
     local dsn = role("ALTER ROLE little SET default_transaction_isolation = 'serializable'",
       "GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little",

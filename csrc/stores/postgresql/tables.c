@@ -62,11 +62,13 @@ int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
 
 /* ------------------------------------------------------------- existence */
 
-enum { TABLES, PRIVILEGES, MAY_CREATE, READ_ONLY, COLUMNS };
+enum { TABLES, PRIVILEGES, MAY_CREATE, READ_ONLY, STARTED, COLUMNS };
 
 /* What the role and the database had set when the session began: its own setting is ours. */
 #define READ_ONLY_SQL                                                                              \
   "SELECT s.reset_val FROM pg_catalog.pg_settings s WHERE s.name='default_transaction_read_only'"
+/* A proxy may lead a new session to another server, which did not start in the same microsecond. */
+#define STARTED_SQL "(extract(epoch FROM pg_postmaster_start_time())*1e6)::int8"
 
 /* Missing tables are no error here. */
 static const char tables_sql[] =
@@ -82,7 +84,7 @@ static const char tables_sql[] =
     "has_sequence_privilege(to_regclass('public.hier_lock_gate'),'UPDATE'),false),"
     "coalesce((SELECT has_schema_privilege(n.oid,'CREATE') FROM pg_catalog.pg_namespace n WHERE "
     "n.nspname='public'),false),"
-    "(" READ_ONLY_SQL ")";
+    "(" READ_ONLY_SQL ")," STARTED_SQL;
 
 static bool is_true(const char *value) { return value && *value == 't'; }
 
@@ -94,9 +96,11 @@ static int schema_denied(hl_error *error) {
 static bool is_on(const char *value) { return value && strcmp(value, "on") == 0; }
 
 /* Asks a new session whether it is read-only by default, as the present one is, which may have
-   begun long ago. It gets half of the time, as a lock that becomes a lease needs the rest. HL_OK;
-   HL_ECONNECTION, or HL_TIMEOUT where the session holds a lock, which stays: no answer. */
-static int read_only_ask(hl__pg_session *session, bool *read_only, hl_error *error) {
+   begun long ago, on the server that started then. It gets half of the time, as a lock that becomes
+   a lease needs the rest. HL_OK; HL_ECONNECTION, or HL_TIMEOUT where the session holds a lock,
+   which stays: no answer. */
+static int read_only_ask(hl__pg_session *session, const char *started, bool *read_only,
+                         hl_error *error) {
   hl__pg_session *other;
   PGresult *result = NULL;
   int64_t now = hl__now_ms(), deadline = now + (hl__pg_answer_by(session) - now) / 2;
@@ -104,8 +108,11 @@ static int read_only_ask(hl__pg_session *session, bool *read_only, hl_error *err
   if (now - session->began < FRESH_MS) return HL_OK;
   int status = hl__pg_aside_open(session, deadline, &other, error);
   if (status == HL_OK) {
-    status = hl__pg_query(other, READ_ONLY_SQL, 1, &result, error);
+    status = hl__pg_query(other, "SELECT (" READ_ONLY_SQL ")," STARTED_SQL, 2, &result, error);
     *read_only = is_on(hl__pg_field(result, 0, 0));
+    const char *there = hl__pg_field(result, 0, 1);
+    if (status == HL_OK && (!there || !started || strcmp(there, started) != 0))
+      status = hl__error(error, HL_ECONNECTION, "a proxy leads new sessions to another server");
     PQclear(result);
     hl__pg_disconnect(other);
   }
@@ -132,7 +139,7 @@ static int tables_read(hl__pg_session *session, int *tables, bool *may_use, bool
   *may_use = is_true(hl__pg_field(result, 0, PRIVILEGES));
   *may_create = is_true(hl__pg_field(result, 0, MAY_CREATE));
   if (is_on(hl__pg_field(result, 0, READ_ONLY)))
-    status = read_only_ask(session, &session->outdated, error);
+    status = read_only_ask(session, hl__pg_field(result, 0, STARTED), &session->outdated, error);
   if (status == HL_OK && session->outdated)
     status = hl__error(error, HL_EUNSAFE_SERVER,
                        "default_transaction_read_only is on for this role or "
