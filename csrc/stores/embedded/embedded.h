@@ -147,8 +147,7 @@ struct hl__shm_session {
   /* Of a take that was started, until it ends; NULL. Its own thread sets it before the bell has it,
      and reads it without the mutex. */
   hl__shm_ear *ear;
-  hl__shm_session *next HL__GUARDED_BY(hl__shm_space_mutex); /* that sleeps */
-  hl__shm_session *previous HL__GUARDED_BY(hl__shm_space_mutex);
+  hl__list sleeper HL__GUARDED_BY(hl__shm_space_mutex); /* watch.c; while it sleeps */
 };
 
 /* A take that was started, for the bell's thread. It is in the memory of who has started it. */

@@ -34,9 +34,9 @@ typedef struct hl__shm_watch {
   int event; /* an eventfd; constant */
   bool started HL__GUARDED_BY(hl__shm_space_mutex);
   bool closing HL__GUARDED_BY(hl__shm_space_mutex);
-  bool asleep HL__GUARDED_BY(hl__shm_space_mutex); /* only `event` wakes it */
-  hl__shm_session *sleepers HL__GUARDED_BY(hl__shm_space_mutex);
-  bool bell HL__GUARDED_BY(hl__shm_space_mutex); /* something waits for the bell (bell.c) */
+  bool asleep HL__GUARDED_BY(hl__shm_space_mutex);       /* only `event` wakes it */
+  hl__list sleepers HL__GUARDED_BY(hl__shm_space_mutex); /* sessions */
+  bool bell HL__GUARDED_BY(hl__shm_space_mutex);         /* something waits for the bell (bell.c) */
   /* The thread's own. */
   bool blind; /* some process cannot be watched */
   bool poor;  /* for want of a descriptor: it tries again */
@@ -51,6 +51,7 @@ typedef struct hl__shm_watch {
 HL__UNCHECKED int hl__shm_watch_new(hl__shm_space *space, hl_error *error) {
   hl__shm_watch *watch = calloc(1, sizeof *watch);
   if (!watch) return hl__error_memory(error);
+  hl__list_init(&watch->sleepers);
   hl__fork_forbid();
   watch->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   bool watched = watch->event >= 0 && hl__fork_watch(watch->event);
@@ -122,7 +123,9 @@ static void watched_open(hl__shm_space *space) {
 /* Wakes those that were granted, or all. The bell's thread looks by itself. */
 static void sleepers_wake(hl__shm_space *space, bool all) {
   hl__shm_space_lock(space);
-  for (hl__shm_session *session = space->watch->sleepers; session; session = session->next) {
+  const hl__list *sleepers = &space->watch->sleepers;
+  for (hl__list *at = sleepers->next; at != sleepers; at = at->next) {
+    hl__shm_session *session = HL__LIST_ENTRY(at, hl__shm_session, sleeper);
     hl__shm_node *node = hl__shm_node_at(space, atomic_load(&session->waits));
     if (!node || (!all && hl__shm_state_of(atomic_load(&node->claim)) == HL__WAIT)) continue;
     atomic_store(&node->wake, 1);
@@ -183,7 +186,7 @@ static void *run(void *context) {
     (void)!read(watch->event, &events, sizeof events);
     hl__shm_space_lock(space);
     bool closing = watch->closing;
-    watch->asleep = !watch->sleepers && !watch->bell &&
+    watch->asleep = hl__list_empty(&watch->sleepers) && !watch->bell &&
                     (atomic_load(&space->late_count) == 0 || atomic_load(&space->gone));
     bool asleep = watch->asleep;
     hl__shm_space_unlock(space);
@@ -221,10 +224,7 @@ bool hl__shm_watch_enter(hl__shm_session *session) {
   hl__shm_space_lock(space);
   const bool watched = thread_start(space);
   if (watched) {
-    session->previous = NULL;
-    session->next = watch->sleepers;
-    if (session->next) session->next->previous = session;
-    watch->sleepers = session;
+    hl__list_add(&watch->sleepers, &session->sleeper);
     attend(space);
   }
   hl__shm_space_unlock(space);
@@ -233,10 +233,7 @@ bool hl__shm_watch_enter(hl__shm_session *session) {
 
 void hl__shm_watch_leave(hl__shm_session *session) {
   hl__shm_space_lock(session->space);
-  *(session->previous ? &session->previous->next : &session->space->watch->sleepers) =
-      session->next;
-  if (session->next) session->next->previous = session->previous;
-  session->next = session->previous = NULL;
+  hl__list_remove(&session->sleeper);
   hl__shm_space_unlock(session->space);
 }
 

@@ -19,21 +19,21 @@
 #endif
 static pthread_rwlock_t forks = FORKS_INIT;
 
-/* All sessions of the process, with or without a connection; by `next`. A
-   thread that forks has the lock exclusively, and needs no mutex. */
+/* All sessions of the process, with or without a connection. A thread that forks has the lock
+   exclusively, and needs no mutex. */
 static pthread_mutex_t sessions_mutex = PTHREAD_MUTEX_INITIALIZER;
-static hl__sqlite_session *sessions;
+static hl__list sessions = {&sessions, &sessions};
 
 static void before_fork(void) {
   (void)pthread_rwlock_wrlock(&forks);
-  for (hl__sqlite_session *session = sessions; session; session = session->next)
-    hl__sqlite_close(session);
+  for (hl__list *at = sessions.next; at != &sessions; at = at->next)
+    hl__sqlite_close(HL__LIST_ENTRY(at, hl__sqlite_session, node));
 }
 
 static void after_fork_in_parent(void) { (void)pthread_rwlock_unlock(&forks); }
 
 static void after_fork_in_child(void) {
-  sessions = NULL; /* they are the parent's */
+  hl__list_init(&sessions); /* they are the parent's */
   forks = (pthread_rwlock_t)FORKS_INIT;
 }
 
@@ -62,10 +62,7 @@ void hl__sqlite_leave(void) { (void)pthread_rwlock_unlock(&forks); }
 void hl__sqlite_forks_add(hl__sqlite_session *session) {
   (void)pthread_rwlock_rdlock(&forks);
   (void)pthread_mutex_lock(&sessions_mutex);
-  session->next = sessions;
-  session->previous = NULL;
-  if (sessions) sessions->previous = session;
-  sessions = session;
+  hl__list_add(&sessions, &session->node);
   (void)pthread_mutex_unlock(&sessions_mutex);
   (void)pthread_rwlock_unlock(&forks);
 }
@@ -73,11 +70,7 @@ void hl__sqlite_forks_add(hl__sqlite_session *session) {
 void hl__sqlite_forks_remove(hl__sqlite_session *session) {
   (void)pthread_rwlock_rdlock(&forks);
   (void)pthread_mutex_lock(&sessions_mutex);
-  if (session->previous)
-    session->previous->next = session->next;
-  else
-    sessions = session->next;
-  if (session->next) session->next->previous = session->previous;
+  hl__list_remove(&session->node);
   (void)pthread_mutex_unlock(&sessions_mutex);
   hl__sqlite_close(session);
   (void)pthread_rwlock_unlock(&forks);

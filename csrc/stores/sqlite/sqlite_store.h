@@ -50,6 +50,7 @@
 #include "error.h"
 #include "fork.h"
 #include "layout.h"
+#include "list.h"
 #include "record.h"
 #include "store.h"
 
@@ -158,7 +159,7 @@ struct hl__sqlite_session {
   int64_t page_size; /* bytes */
   int64_t file_size; /* as it was looked at last; bytes */
   sqlite3_stmt *statements[HL__SQLITE_STATEMENTS];
-  hl__sqlite_session *next, *previous; /* forks.c */
+  hl__list node; /* forks.c */
 };
 
 /* ---- dsn.c */
