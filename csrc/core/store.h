@@ -44,7 +44,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 30u
+#define HL_STORE_ABI 31u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -283,7 +283,6 @@ typedef struct hl_lease_ops {
 } hl_lease_ops;
 
 struct hl_store {
-  const struct hl_store_ops *ops;
   hl_layout *layout; /* a reference: the layout on which open has agreed; until the store ends */
   const hl_lease_ops *leases; /* NULL: it has none */
   /* The prefix of the store's own names, if names of HL_LEVEL_NAMED lie beside them: at most

@@ -564,7 +564,6 @@ static int store_open(const hl_store_config *config, hl_store **result, hl_error
   table self;
   folder_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_folder;
   store->base.leases = &leases;
   store->config = config;
   int status = session_open(&store->base, 0, &session, error);

@@ -210,7 +210,6 @@ static hl_store_ops fake = {
 static int fake_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   (void)error;
   *result = calloc(1, sizeof **result);
-  (*result)->ops = &fake;
   (*result)->layout = hl_layout_ref(config->layout);
   (*result)->leases = &fake_leases;
   atomic_fetch_add(&stores, 1);

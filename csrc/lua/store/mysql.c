@@ -117,7 +117,6 @@ static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   connection *self = (connection *)base;
   const char *password = luaL_optstring(L, 3, NULL);
   if (password) base->dsn.password = password;
-  self->store.base.ops = &hl_store_mysql;
   self->store.config = &base->config;
   hl__mysql_library_init();
   int status = hl__mysql_params(&self->store, error);

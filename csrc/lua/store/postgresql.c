@@ -57,7 +57,6 @@ static const luaL_Reg methods[] = {
 static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   (void)L;
   connection *self = (connection *)base;
-  self->store.base.ops = &hl_store_postgresql;
   self->store.config = &base->config;
   base->answer_ms = ANSWER_MS;
   int status = hl__pg_params(&self->store, error);

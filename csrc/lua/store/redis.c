@@ -89,7 +89,6 @@ static const luaL_Reg methods[] = {
 static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   (void)L;
   connection *self = (connection *)base;
-  self->store.base.ops = &hl_store_redis;
   self->store.config = &base->config;
   base->answer_ms = HL__REDIS_ANSWER_MS;
   int status = hl__redis_params(&self->store, error);

@@ -27,7 +27,6 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
       return hl__error(error, HL_EDSN, "file: knows no parameter %s", dsn->params[i].name);
   hl__embedded_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_file;
   store->base.leases = &hl__embedded_leases;
   store->config = config;
   int status = HL_OK;

@@ -68,7 +68,6 @@ static void store_close(hl_store *base) {
 static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   hl__memcached_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_memcached;
   store->base.leases = &hl__memcached_leases;
   store->config = config;
   (void)pthread_mutex_init(&store->mutex, NULL);

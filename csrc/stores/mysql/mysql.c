@@ -59,7 +59,6 @@ HL__UNCHECKED static void store_close(hl_store *base) {
 static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   hl__mysql_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_mysql;
   store->config = config;
   (void)pthread_mutex_init(&store->mutex, NULL);
   hl__cond_init(&store->killed);

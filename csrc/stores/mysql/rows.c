@@ -64,7 +64,8 @@ static int no_transaction(hl__mysql_session *session, hl_error *error) {
 static int keep_alive_begin(hl__mysql_session *session, int64_t *sent, hl_error *error) {
   int64_t hold_timeout = session->store->config->hold_timeout;
   if (hl__boot_ms() - *sent < hold_timeout / 4) return HL_OK;
-  int status = session->base.store->ops->renew(&session->base, sent, error);
+  *sent = hl__boot_ms();
+  int status = hl__mysql_send(session, "DO 0", 4, error);
   if (status) return status;
   return hl__mysql_settle_late(session, hl__now_ms() + hold_timeout, HL__MYSQL_LATE, error);
 }

@@ -36,7 +36,6 @@ static int null_parse(char *text, hl_dsn *dsn, hl_error *error) {
 static int null_open(const hl_store_config *config, hl_store **store, hl_error *error) {
   *store = calloc(1, sizeof **store);
   if (!*store) return hl__error_memory(error);
-  (*store)->ops = &hl_store_null;
   (*store)->layout = hl_layout_ref(config->layout);
   return HL_OK;
 }

@@ -74,7 +74,6 @@ static void store_close(hl_store *base) {
 static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   hl__pg_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_postgresql;
   store->config = config;
   hl_session *first = NULL;
   int status = hl__pg_params(store, error);

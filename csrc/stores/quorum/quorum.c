@@ -232,7 +232,6 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   hl__quorum_session session = {.interrupted = false};
   hl__quorum_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_quorum;
   store->base.leases = &hl__quorum_leases;
   store->references = 1;
   store->heal_at = HL_FOREVER;

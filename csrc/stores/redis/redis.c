@@ -104,7 +104,6 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
                                     hl_error *error) {
   hl__redis_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_redis;
   store->base.leases = &hl__redis_leases;
   store->config = config;
   hl__list_init(&store->waiting);

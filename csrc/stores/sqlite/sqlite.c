@@ -81,7 +81,6 @@ static int store_open(const hl_store_config *config, hl_store **result, hl_error
     return hl__error(error, HL_ESTORE, "this SQLite was built for programs without threads");
   hl__sqlite_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
-  store->base.ops = &hl_store_sqlite;
   store->base.leases = &hl__sqlite_leases;
   store->config = config;
   int status = HL_OK;
