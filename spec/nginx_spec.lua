@@ -82,12 +82,12 @@ http {
   init_worker_by_lua_block {
     local handle = assert(manager:acquire { "worker", ngx.worker.pid() })
     assert(handle:release { confirm = true })
-    ngx.shared.shared:incr("begun", 1, 0)
+    ngx.shared.shared:set("begun " .. ngx.worker.pid(), true)
   }
   exit_worker_by_lua_block {
     local handle = assert(manager:acquire { "worker", ngx.worker.pid() })
     assert(handle:release { confirm = true })
-    ngx.shared.shared:incr("gone", 1, 0)
+    ngx.shared.shared:set("gone " .. ngx.worker.pid(), true)
   }
   server {
     listen unix:%s/nginx.sock;
@@ -851,9 +851,14 @@ describe("nginx", function()
         for pid in pairs((nginx:workers())) do if before[pid] then return false end end
         return true
       end, "the old workers to quit")
-      wait_until(function()
-        return nginx:content [[ return tostring(ngx.shared.shared:get "begun") .. " " .. tostring(ngx.shared.shared:get "gone") ]] == "2 2"
-      end, "what workers lock when they begin and when they go")
+      local function all(workers, did)
+        for pid in pairs(workers) do
+          if nginx:content(("return ngx.shared.shared:get %q"):format(did .. " " .. pid)) ~= "true" then return false end
+        end
+        return true
+      end
+      wait_until(function() return all(nginx:workers(), "begun") and all(before, "gone") end,
+        "what workers lock when they begin and when they go")
       assert_free("u")
       assert_free("v")
     end)
