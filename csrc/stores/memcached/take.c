@@ -47,6 +47,13 @@
 /* For the answer to the deletion of what did not get its lock. */
 #define UNDO_MS 300
 
+/* The steps of a conversion, in the document of the lease's root. */
+typedef enum step {
+  MARK,   /* exclusive, for those who come */
+  FINISH, /* exclusive, as no other lease shares it any more: with a new token */
+  SHARE   /* shared */
+} step;
+
 typedef struct taking {
   hl__memcached_session *session;
   const hl_request *request;
@@ -62,6 +69,7 @@ typedef struct taking {
   int64_t patience; /* answers are awaited until then; hl__now_ms */
   uint64_t token;
   bool last; /* of enter_once: the root is the request's last one */
+  step step; /* of convert_once */
 } taking;
 
 /* Until when an answer is awaited. */
@@ -92,13 +100,14 @@ static bool present_already(const sample *self, size_t i) {
 }
 
 /* Chooses the entries before ours; behind it only granted ones, as only an upgrade makes those
-   conflict. */
+   conflict. An upgrade waits for granted ones alone. */
 static void blockers_choose(const taking *self, const hl__memcached_document *document, size_t own,
                             sample *chosen) {
   const hl_request *request = self->request;
   for (size_t i = 0; i < document->n && chosen->n < BLOCKERS_MAX; i++) {
     hl__memcached_entry *entry = &document->entries[i];
-    if (entry->dead || i == own || (i > own && !entry->granted)) continue;
+    bool waits = !entry->granted && (i > own || self->converts);
+    if (entry->dead || i == own || waits) continue;
     if (memcmp(entry->id, request->lease->former, sizeof entry->id) == 0 ||
         hl__memcached_is_gone(self->session, entry))
       entry->dead = true;
@@ -149,7 +158,8 @@ static int blocker_find(const taking *self, hl__memcached_document *document, si
     blockers_choose(self, document, own, &chosen);
     size_t n = chosen.n;
     /* A trip is made for those who are in the way, or where the dead may pile up. */
-    if (first && (n > 0 || document->n > OTHERS_MAX)) others_choose(self, document, own, &chosen);
+    if (first && !self->converts && (n > 0 || document->n > OTHERS_MAX))
+      others_choose(self, document, own, &chosen);
     if (chosen.n == 0) return HL_OK;
     int status = sample_check(self, document, &chosen, error);
     if (status) return status;
@@ -410,30 +420,6 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
 
 /* ------------------------------------------------------------- converting */
 
-/* Finds another living holder of the rows that are to be exclusive; SIZE_MAX: there is no other. */
-static int sharer_find(const taking *self, hl__memcached_document *document, size_t own,
-                       size_t *sharer, hl_error *error) {
-  const hl_request *request = self->request;
-  sample chosen;
-  *sharer = SIZE_MAX;
-  do {
-    chosen.n = 0;
-    for (size_t i = 0; i < document->n && chosen.n < BLOCKERS_MAX; i++) {
-      hl__memcached_entry *entry = &document->entries[i];
-      if (entry->dead || i == own || !entry->granted) continue;
-      if (hl__memcached_is_gone(self->session, entry))
-        entry->dead = true;
-      else if (hl__memcached_conflict(document, entry, request->rows, request->n))
-        chosen.entries[chosen.n++] = i;
-    }
-    int status = sample_check(self, document, &chosen, error);
-    if (status) return status;
-    for (size_t i = 0; i < chosen.n; i++)
-      if (!document->entries[chosen.entries[i]].dead) *sharer = chosen.entries[i];
-  } while (chosen.n > 0 && *sharer == SIZE_MAX);
-  return HL_OK;
-}
-
 /* Writes the request's rows of the entry in that mode. HL__AGAIN: another client has written the
    document meanwhile. */
 static int mode_write(const taking *self, hl__memcached_link *link,
@@ -461,16 +447,9 @@ static int alive_check(const taking *self, hl_error *error) {
   return hl__error(error, HL_ELOST, "the lease is over");
 }
 
-/* The steps of a conversion, in the document of the lease's root. */
-typedef enum step {
-  MARK,   /* exclusive, for those who come */
-  FINISH, /* exclusive, as no other lease shares it any more: with a new token */
-  SHARE   /* shared */
-} step;
-
-/* One round. HL_OK: done. HL__AGAIN. */
+/* One round. HL_OK: the step is done. HL__AGAIN. */
 static int convert_once(taking *self, hl__memcached_link *link, hl__memcached_document *document,
-                        step *next, hl_error *error) {
+                        hl_error *error) {
   const hl_request *request = self->request;
   size_t own = own_find(self, document), sharer = SIZE_MAX;
   if (own == document->n || !document->entries[own].granted)
@@ -481,8 +460,8 @@ static int convert_once(taking *self, hl__memcached_link *link, hl__memcached_do
                      "Memcached upgrades no lease of several users (roots): "
                      "take one lease for each of them");
   int status = HL_OK;
-  if (*next == FINISH || (*next == MARK && request->try_once))
-    status = sharer_find(self, document, own, &sharer, error);
+  if (self->step == FINISH || (self->step == MARK && request->try_once))
+    status = blocker_find(self, document, own, &sharer, error);
   if (status) return status;
   if (sharer != SIZE_MAX) {
     if (request->try_once || hl__left_ms(request->deadline) == 0)
@@ -490,32 +469,19 @@ static int convert_once(taking *self, hl__memcached_link *link, hl__memcached_do
     status = await(self, &document->entries[sharer], true, error);
     return status ? status : HL__AGAIN;
   }
-  if (*next == FINISH) {
+  if (self->step == FINISH) {
     document->entries[own].token = ++document->token;
     self->token = document->token;
   }
-  status = mode_write(self, link, document, own, *next == SHARE ? HL_SHARED : HL_EXCLUSIVE, error);
-  if (status) return status;
-  if (*next != MARK) return alive_check(self, error);
-  *next = FINISH;
-  return HL__AGAIN;
+  hl_mode mode = self->step == SHARE ? HL_SHARED : HL_EXCLUSIVE;
+  status = mode_write(self, link, document, own, mode, error);
+  return status || self->step == MARK ? status : alive_check(self, error);
 }
 
 static int convert(taking *self, step next, int64_t end, hl_error *error) {
-  for (uint32_t tries = 0;; tries++) {
-    hl__memcached_link *link;
-    hl__memcached_document document;
-    step before = next;
-    int status = hl__memcached_document_get(self->session, self->home, answer_by(self), &link,
-                                            &document, error);
-    if (status) return status;
-    status = convert_once(self, link, &document, &next, error);
-    hl__memcached_document_dispose(&document);
-    if (status != HL__AGAIN) return status;
-    self->end = end;
-    if (next == before) status = again(self, tries, error);
-    if (status != HL__AGAIN && status) return status;
-  }
+  self->step = next;
+  self->end = end;
+  return at_root(self, self->home, convert_once, error);
 }
 
 int hl__memcached_convert(hl__memcached_session *session, const hl_request *request,
@@ -526,11 +492,12 @@ int hl__memcached_convert(hl__memcached_session *session, const hl_request *requ
                  .home = request->lease->place,
                  .patience = hl__answer_by(request->deadline),
                  .converts = true};
-  int64_t answer = hl__now_ms() + TRY_MS;
+  int64_t answer = hl__now_ms() + TRY_MS, end = request->try_once ? answer : request->deadline;
   (void)hl__memcached_live_key(session, request->lease->id, request->lease->holder, self.key);
   if (!request->upgrade) return convert(&self, SHARE, answer, error);
   session->interruptible = true;
-  int status = convert(&self, MARK, request->try_once ? answer : request->deadline, error);
+  int status = convert(&self, MARK, end, error);
+  if (status == HL_OK) status = convert(&self, FINISH, end, error);
   session->interruptible = false;
   if (status == HL_OK) grant->token = self.token;
   if (status != HL_TIMEOUT && status != HL_CANCELLED) return status;
