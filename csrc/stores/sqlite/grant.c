@@ -169,7 +169,7 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
   (void)sqlite3_reset(it);
   code = ticket_check(session, self, &there);
   if (code == SQLITE_OK && request->upgrade)
-    code = hl__sqlite_held(session, request->lease, &self->own, &self->lost, &self->why);
+    code = hl__sqlite_held(session, request->lease, &self->own, NULL, &self->lost, &self->why);
   if (code == SQLITE_OK && self->lost) return code;
   if (code == SQLITE_OK)
     code = blocker_find(session, request, there ? self->ticket : 0, self->own, waiters,
@@ -194,7 +194,7 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
   if (code == SQLITE_OK && request->upgrade) {
     hl__sqlite_conversion upgrade = {.request = request, .number = number};
     code = hl__sqlite_convert(session, &upgrade, &self->lost, &self->why);
-    free(upgrade.packed);
+    free(upgrade.rows.packed);
   } else if (code == SQLITE_OK) {
     code = hl__sqlite_record_add(session, request, number, now);
   }

@@ -43,10 +43,10 @@ static int read_begin(hl__sqlite_session *session, hl_error *error) {
 }
 
 /* Wakes those who wait for any of the rows. */
-static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed, size_t size) {
-  for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE; i++) {
+static void rows_ring(const hl__sqlite_session *session, const hl__sqlite_rows *rows) {
+  for (size_t i = 0; i < rows->size / HL__SQLITE_ROW_SIZE; i++) {
     bool exclusive;
-    int64_t key = hl__sqlite_rows_at(packed, i, &exclusive);
+    int64_t key = hl__sqlite_rows_at(rows->packed, i, &exclusive);
     hl__sqlite_wake(hl__sqlite_futex_of(session, key));
   }
 }
@@ -59,9 +59,7 @@ typedef struct operation {
   int64_t sent_ms;
   const hl_request *request; /* adopt */
   hl_grant *grant;           /* adopt */
-  /* The record's rows, whose waiters are to be woken; NULL: none. */
-  uint8_t *packed;
-  size_t size;
+  hl__sqlite_rows rows;      /* the record's, whose waiters are to be woken; or none */
 } operation;
 
 static int end_set(hl__sqlite_session *session, operation *self) {
@@ -85,7 +83,7 @@ static int refresh_in(hl__sqlite_session *session, void *context, int *status, h
     /* The waiters for its end must hear that it is sooner. */
     code = SQLITE_OK;
     if (self->ttl < hl__sqlite_left(session->store, &before))
-      code = hl__sqlite_rows_keep(it, &self->packed, &self->size);
+      code = hl__sqlite_rows_keep(it, &self->rows);
     (void)sqlite3_reset(it);
     return code == SQLITE_OK ? end_set(session, self) : code;
   }
@@ -100,8 +98,8 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   int status =
       hl__sqlite_write(session, refresh_in, &self, "refresh a lease", at_least(deadline), error);
   if (status == HL_OK) *sent_ms = self.sent_ms;
-  if (status == HL_OK && self.packed) rows_ring(session, self.packed, self.size);
-  free(self.packed);
+  if (status == HL_OK) rows_ring(session, &self.rows);
+  free(self.rows.packed);
   return status;
 }
 
@@ -128,16 +126,10 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
 static int drop_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   operation *self = context;
   hl_lease_terms terms = *self->terms;
-  sqlite3_stmt *it;
   terms.token = 0; /* one whose upgrade the file has not goes, too */
-  int code = hl__sqlite_find_held(session, &terms, &it, status, error);
-  if (code == SQLITE_ROW) {
-    self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
-    code = hl__sqlite_rows_keep(it, &self->packed, &self->size);
-  }
-  (void)sqlite3_reset(it);
-  if (code != SQLITE_OK) return code == SQLITE_DONE ? SQLITE_OK : code;
-  return hl__sqlite_record_delete(session, self->number, self->packed, self->size, true);
+  int code = hl__sqlite_held(session, &terms, &self->number, &self->rows, status, error);
+  if (code != SQLITE_OK || *status) return code;
+  return hl__sqlite_record_delete(session, self->number, self->rows.packed, self->rows.size, true);
 }
 
 static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
@@ -146,8 +138,8 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   operation self = {.terms = terms};
   int status = hl__sqlite_write(session, drop_in, &self, "release a lease",
                                 confirm ? at_least(deadline) : deadline, error);
-  if (status == HL_OK) rows_ring(session, self.packed, self.size);
-  free(self.packed);
+  if (status == HL_OK) rows_ring(session, &self.rows);
+  free(self.rows.packed);
   return status;
 }
 
@@ -180,8 +172,8 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
   int status =
       hl__sqlite_write(session, drop_all_in, &self, "release leases", at_least(deadline), error);
   for (size_t i = 0; i < n; i++) {
-    if (status == HL_OK) rows_ring(session, self.each[i].packed, self.each[i].size);
-    free(self.each[i].packed);
+    if (status == HL_OK) rows_ring(session, &self.each[i].rows);
+    free(self.each[i].rows.packed);
   }
   free(self.each);
   return status == HL_OK && self.absent ? HL__ABSENT : status;
@@ -252,22 +244,18 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   return HL_OK;
 }
 
-static int downgrade_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
-  return hl__sqlite_convert(session, context, status, error);
-}
-
 static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   if (request->upgrade) return hl__sqlite_take(session, request, grant, error);
   hl__sqlite_conversion self = {.request = request};
-  int status = hl__sqlite_write(session, downgrade_in, &self, "share a lease",
+  int status = hl__sqlite_write(session, hl__sqlite_convert, &self, "share a lease",
                                 hl__answer_by(request->deadline), error);
   if (status == HL_OK) {
     grant->place = (uint64_t)self.number;
-    rows_ring(session, self.packed, self.size);
+    rows_ring(session, &self.rows);
   }
-  free(self.packed);
+  free(self.rows.packed);
   return status;
 }
 
@@ -348,19 +336,27 @@ typedef struct listing {
   void *context;
 } listing;
 
+/* Who holds or waits: `path` and the columns behind it, which records and tickets have in the same
+   order. */
+static void holder_read(sqlite3_stmt *it, int shared, int path, hl_holder *holder) {
+  enum { PATH, LABEL, APPLICATION, HOST, PID, SINCE };
+  *holder = (hl_holder){.kind = HL_LEASE,
+                        .pid = sqlite3_column_int64(it, path + PID),
+                        .since_ms = sqlite3_column_int64(it, path + SINCE),
+                        .mode = hl__sqlite_mode_read(sqlite3_column_int(it, shared))};
+  hl__sqlite_column_text(it, path + PATH, holder->path, sizeof holder->path);
+  hl__sqlite_column_text(it, path + LABEL, holder->label, sizeof holder->label);
+  hl__sqlite_column_text(it, path + APPLICATION, holder->application, sizeof holder->application);
+  hl__sqlite_column_text(it, path + HOST, holder->host, sizeof holder->host);
+}
+
 static int list_one(hl__sqlite_session *session, sqlite3_stmt *it, void *context) {
   const listing *self = context;
   hl__sqlite_end_time end;
-  hl_holder holder = {.kind = HL_LEASE,
-                      .pid = sqlite3_column_int64(it, HL__COLUMN_PID),
-                      .since_ms = sqlite3_column_int64(it, HL__COLUMN_SINCE),
-                      .mode = hl__sqlite_mode_read(sqlite3_column_int(it, HL__COLUMN_SHARED))};
+  hl_holder holder;
+  holder_read(it, HL__COLUMN_SHARED, HL__COLUMN_PATH, &holder);
   hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
   holder.remaining_ms = hl__sqlite_left(session->store, &end);
-  hl__sqlite_column_text(it, HL__COLUMN_PATH, holder.path, sizeof holder.path);
-  hl__sqlite_column_text(it, HL__COLUMN_LABEL, holder.label, sizeof holder.label);
-  hl__sqlite_column_text(it, HL__COLUMN_APPLICATION, holder.application, sizeof holder.application);
-  hl__sqlite_column_text(it, HL__COLUMN_HOST, holder.host, sizeof holder.host);
   const unsigned char *owner = sqlite3_column_text(it, HL__COLUMN_OWNER);
   (void)snprintf(holder.owner, sizeof holder.owner, "%s", owner ? (const char *)owner : "");
   const uint8_t *id = sqlite3_column_blob(it, HL__COLUMN_ID);
@@ -447,8 +443,7 @@ void hl__sqlite_sweep(hl__sqlite_session *session) {
 typedef struct revocation {
   const hl_lease_filter *filter;
   numbers found;
-  uint8_t *packed; /* rows of all of them */
-  size_t size;
+  hl__sqlite_rows rows; /* of all of them */
 } revocation;
 
 static int revoke_find(hl__sqlite_session *session, sqlite3_stmt *it, void *context) {
@@ -456,7 +451,7 @@ static int revoke_find(hl__sqlite_session *session, sqlite3_stmt *it, void *cont
   return number_add(context, sqlite3_column_int64(it, HL__COLUMN_NUMBER));
 }
 
-static int rows_append(revocation *self, const void *rows, size_t size) {
+static int rows_append(hl__sqlite_rows *self, const void *rows, size_t size) {
   uint8_t *grown = realloc(self->packed, self->size + size + 1);
   if (!grown) return SQLITE_NOMEM;
   self->packed = grown;
@@ -472,7 +467,7 @@ static int revoke_one(hl__sqlite_session *session, revocation *self, int64_t num
   if (code == SQLITE_ROW) {
     const void *rows = sqlite3_column_blob(it, HL__COLUMN_ROWS);
     size_t size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS);
-    code = rows_append(self, rows, size);
+    code = rows_append(&self->rows, rows, size);
     if (code == SQLITE_OK) code = hl__sqlite_record_delete(session, number, rows, size, false);
   }
   (void)sqlite3_reset(it);
@@ -490,7 +485,7 @@ static int revoke_in(hl__sqlite_session *session, void *context, int *status, hl
   revocation *self = context;
   (void)status, (void)error;
   self->found.n = 0;
-  self->size = 0;
+  self->rows.size = 0;
   int code = visit(session, self->filter, revoke_find, &self->found);
   for (size_t i = 0; i < self->found.n && code == SQLITE_OK; i++)
     code = revoke_one(session, self, self->found.list[i]);
@@ -508,10 +503,10 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t
       hl__sqlite_write(session, revoke_in, &self, "revoke leases", at_least(deadline), error);
   if (status == HL_OK) {
     *count += self.found.n;
-    rows_ring(session, self.packed, self.size);
+    rows_ring(session, &self.rows);
   }
   free(self.found.list);
-  free(self.packed);
+  free(self.rows.packed);
   return status;
 }
 
@@ -540,19 +535,7 @@ static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_er
 
 /* -------------------------------------------------------------- observers */
 
-enum { W_TICKET, W_ROWS, W_SHARED, W_PATH, W_LABEL, W_APPLICATION, W_HOST, W_PID, W_SINCE };
-
-static void waiter_read(sqlite3_stmt *it, hl_holder *holder) {
-  *holder = (hl_holder){.pid = sqlite3_column_int64(it, W_PID),
-                        .since_ms = sqlite3_column_int64(it, W_SINCE),
-                        .mode = hl__sqlite_mode_read(sqlite3_column_int(it, W_SHARED)),
-                        .kind = HL_LEASE,
-                        .waiting = true};
-  hl__sqlite_column_text(it, W_PATH, holder->path, sizeof holder->path);
-  hl__sqlite_column_text(it, W_LABEL, holder->label, sizeof holder->label);
-  hl__sqlite_column_text(it, W_APPLICATION, holder->application, sizeof holder->application);
-  hl__sqlite_column_text(it, W_HOST, holder->host, sizeof holder->host);
-}
+enum { W_TICKET, W_ROWS, W_SHARED, W_PATH };
 
 static bool waiter_conflicts(sqlite3_stmt *it, const hl_row *rows, size_t n) {
   const void *blob = sqlite3_column_blob(it, W_ROWS);
@@ -574,7 +557,8 @@ int hl__sqlite_holders(hl__sqlite_session *session, const hl_lease_filter *filte
                                  (uint64_t)sqlite3_column_int64(it, W_TICKET), 1, NULL) ||
         !waiter_conflicts(it, filter->rows, filter->n))
       continue;
-    waiter_read(it, &holder);
+    holder_read(it, W_SHARED, W_PATH, &holder);
+    holder.waiting = true;
     fn(context, &holder);
   }
   if (code != SQLITE_DONE) status = hl__sqlite_error(session, code, "list waiters", error);

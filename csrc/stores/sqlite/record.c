@@ -70,17 +70,21 @@ void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out, size
 
 /* -------------------------------------------------------------- recording */
 
-/* The rows of a number. SQLite's code. */
+/* Adds or deletes a row of a number. SQLite's code. */
+static int row_run(hl__sqlite_session *session, hl__sqlite_number statement, int64_t key,
+                   bool exclusive, int64_t number) {
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, statement, key);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int(it, 2, exclusive);
+  (void)sqlite3_bind_int64(it, 3, number);
+  return hl__sqlite_run(session, statement);
+}
+
 static int rows_add(hl__sqlite_session *session, hl__sqlite_number statement, const hl_row *rows,
                     size_t n, int64_t number) {
   int code = SQLITE_OK;
-  for (size_t i = 0; i < n && code == SQLITE_OK; i++) {
-    sqlite3_stmt *it = hl__sqlite_statement_of(session, statement, hl__sqlite_key(&rows[i]));
-    if (!it) return sqlite3_errcode(session->db);
-    (void)sqlite3_bind_int(it, 2, rows[i].mode != HL_SHARED);
-    (void)sqlite3_bind_int64(it, 3, number);
-    code = hl__sqlite_run(session, statement);
-  }
+  for (size_t i = 0; i < n && code == SQLITE_OK; i++)
+    code = row_run(session, statement, hl__sqlite_key(&rows[i]), rows[i].mode != HL_SHARED, number);
   return code;
 }
 
@@ -90,11 +94,7 @@ static int rows_delete(hl__sqlite_session *session, hl__sqlite_number statement,
   for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE && code == SQLITE_OK; i++) {
     bool exclusive;
     int64_t key = hl__sqlite_rows_at(packed, i, &exclusive);
-    sqlite3_stmt *it = hl__sqlite_statement_of(session, statement, key);
-    if (!it) return sqlite3_errcode(session->db);
-    (void)sqlite3_bind_int(it, 2, exclusive);
-    (void)sqlite3_bind_int64(it, 3, number);
-    code = hl__sqlite_run(session, statement);
+    code = row_run(session, statement, key, exclusive, number);
   }
   return code;
 }
@@ -156,7 +156,8 @@ int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const 
 static int record_convert(hl__sqlite_session *session, const hl__sqlite_conversion *self,
                           int64_t number) {
   const hl_request *request = self->request;
-  int code = rows_delete(session, HL__SQLITE_DELETE_ROW, self->packed, self->size, number);
+  int code =
+      rows_delete(session, HL__SQLITE_DELETE_ROW, self->rows.packed, self->rows.size, number);
   if (code != SQLITE_OK) return code;
   sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_ROWS, number);
   if (!it) return sqlite3_errcode(session->db);
@@ -261,38 +262,37 @@ int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *term
   return *status ? SQLITE_DONE : code;
 }
 
-int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size) {
+int hl__sqlite_rows_keep(sqlite3_stmt *it, hl__sqlite_rows *rows) {
   const void *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
-  *size = blob ? (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS) : 0;
-  free(*packed);
-  *packed = malloc(*size ? *size : 1);
-  if (!*packed) return SQLITE_NOMEM;
-  if (*size) memcpy(*packed, blob, *size);
+  rows->size = blob ? (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS) : 0;
+  free(rows->packed);
+  rows->packed = malloc(rows->size ? rows->size : 1);
+  if (!rows->packed) return SQLITE_NOMEM;
+  if (rows->size) memcpy(rows->packed, blob, rows->size);
   return SQLITE_OK;
 }
 
 /* -------------------------------------------------------------- converting */
 
 int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
-                    int *status, hl_error *error) {
+                    hl__sqlite_rows *rows, int *status, hl_error *error) {
   sqlite3_stmt *it;
   int code = hl__sqlite_find_held(session, terms, &it, status, error);
-  if (code == SQLITE_ROW) *number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
-  (void)sqlite3_reset(it);
-  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
-}
-
-int hl__sqlite_convert(hl__sqlite_session *session, hl__sqlite_conversion *self, int *status,
-                       hl_error *error) {
-  int64_t number = 0;
-  sqlite3_stmt *it;
-  int code = hl__sqlite_find_held(session, self->request->lease, &it, status, error);
   if (code == SQLITE_ROW) {
-    number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
-    code = hl__sqlite_rows_keep(it, &self->packed, &self->size);
+    *number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+    code = rows ? hl__sqlite_rows_keep(it, rows) : SQLITE_OK;
   }
   (void)sqlite3_reset(it);
-  if (!self->number) self->number = number;
-  if (code == SQLITE_OK) code = record_convert(session, self, number);
   return code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+int hl__sqlite_convert(hl__sqlite_session *session, void *conversion, int *status,
+                       hl_error *error) {
+  hl__sqlite_conversion *self = conversion;
+  const hl_lease_terms *terms = self->request->lease;
+  int64_t number = 0;
+  int code = hl__sqlite_held(session, terms, &number, &self->rows, status, error);
+  if (code != SQLITE_OK || *status) return code;
+  if (!self->number) self->number = number;
+  return record_convert(session, self, number);
 }

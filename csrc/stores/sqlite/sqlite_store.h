@@ -318,13 +318,18 @@ int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request
 int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const void *packed,
                              size_t size, bool record);
 
+/* A copy of a record's rows; packed: malloc'ed, or NULL. */
+typedef struct hl__sqlite_rows {
+  uint8_t *packed;
+  size_t size;
+} hl__sqlite_rows;
+
 /* A lease that gets the rows and mode of a request (shown). */
 typedef struct hl__sqlite_conversion {
   const hl_request *request;
-  int64_t number;  /* an upgrade's: a new one, and so a new token. 0: the lease keeps its own, which
-                      is here then */
-  uint8_t *packed; /* the rows that it had; malloc'ed */
-  size_t size;
+  int64_t number; /* an upgrade's: a new one, and so a new token. 0: the lease keeps its own, which
+                     is here then */
+  hl__sqlite_rows rows; /* that it had */
 } hl__sqlite_conversion;
 /* How the mode of a request stands in the tables, in the column `shared`. */
 static inline int hl__sqlite_mode(hl_mode mode) { return mode == HL_EXCLUSIVE ? 0 : (int)mode; }
@@ -399,16 +404,15 @@ bool hl__sqlite_is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]);
 /* Judges what a statement has found: `code` is SQLITE_ROW or SQLITE_DONE, and *record says what was
    compared beside that. HL_OK, HL_ELOST, HL_EMISMATCH. */
 int hl__sqlite_judge(sqlite3_stmt *it, int code, hl__record *record, hl_error *error);
-/* Copies the rows of the record, before its statement is reset. *packed: malloc'ed; its old
-   value is freed. SQLITE_OK, SQLITE_NOMEM. */
-int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size);
-/* In a write transaction: the number of the record of that id and holder. *status: HL_ELOST, not
-   found. SQLite's code. */
+/* Copies the rows of the record, before its statement is reset; frees the old copy. SQLITE_OK,
+   SQLITE_NOMEM. */
+int hl__sqlite_rows_keep(sqlite3_stmt *it, hl__sqlite_rows *rows);
+/* In a write transaction: the number of the record of that id and holder, and its rows (NULL: not
+   wanted). *status: HL_ELOST, not found. SQLite's code. */
 int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
-                    int *status, hl_error *error);
-/* In a write transaction: converts the held record. SQLite's code. */
-int hl__sqlite_convert(hl__sqlite_session *session, hl__sqlite_conversion *self, int *status,
-                       hl_error *error);
+                    hl__sqlite_rows *rows, int *status, hl_error *error);
+/* Converts the held record of a hl__sqlite_conversion: a hl__sqlite_fn. */
+int hl__sqlite_convert(hl__sqlite_session *session, void *conversion, int *status, hl_error *error);
 
 /* ---- leases.c */
 
