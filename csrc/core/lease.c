@@ -573,8 +573,11 @@ static void drops_turn(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_m
   (void)pthread_cond_broadcast(&manager->done);
 }
 
-/* Waits before the next try. Meanwhile exit() does not wait for these failed drops. */
+/* Waits before the next try, once each drop was tried. Meanwhile exit() does not wait for these
+   failed drops. */
 static void drops_pause(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
+  const hl__list *first = manager->drops.next;
+  if (first == &manager->drops || !HL__LIST_ENTRY(first, hl__lease, node)->terms.again) return;
   int64_t end = hl__now_ms() + DROP_AGAIN_MS;
   uint64_t put = manager->drops_put;
   hl__exit_give_back_end();
@@ -590,6 +593,11 @@ static size_t alone_next(size_t alone, const batch *some, int status) {
   return alone > 0 ? alone - 1 : 0;
 }
 
+/* Whether the other drops would fail, too. */
+static bool is_cut_off(const hl_manager *manager, int status) {
+  return status == HL_ECONNECTION && !manager->ops->traits.several;
+}
+
 /* Deletes all remaining records of a closed manager, on one session. */
 static int rest_run(hl_session *session, void *context, hl_error *error) {
   hl_manager *manager = context;
@@ -598,7 +606,7 @@ static int rest_run(hl_session *session, void *context, hl_error *error) {
   int status = HL_OK;
   (void)error;
   hl__manager_mutex_lock(manager);
-  while (!hl__list_empty(&manager->drops) && status != HL_ECONNECTION && hl__left_ms(end) > 0) {
+  while (!hl__list_empty(&manager->drops) && !is_cut_off(manager, status) && hl__left_ms(end) > 0) {
     batch some;
     batch_fill(&some, manager, alone > 0 ? 1 : DROPS_AT_ONCE);
     hl__manager_mutex_unlock(manager);
@@ -634,14 +642,13 @@ static void drops_give_back(hl_manager *manager, bool once) HL__REQUIRES(hl__man
     alone = alone_next(alone, &some, status);
     if (is_done(status)) {
       drops_end(manager, some.n, status, some.lost ? &why : NULL);
-    } else if (last && (status == HL_ECONNECTION || hl__left_ms(end) == 0)) {
+    } else if (last && (is_cut_off(manager, status) || hl__left_ms(end) == 0)) {
       drops_end(manager, SIZE_MAX, status, NULL);
     } else if (last) {
       if (some.n == 1) drops_end(manager, 1, status, NULL);
     } else if (!manager->closed) {
       drops_turn(manager, some.n);
-      if (some.n == 1 && status != HL_TIMEOUT && !hl__list_empty(&manager->drops))
-        drops_pause(manager);
+      if (some.n == 1 && status != HL_TIMEOUT) drops_pause(manager);
     }
   }
 }

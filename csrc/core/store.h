@@ -44,7 +44,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 31u
+#define HL_STORE_ABI 32u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -218,9 +218,10 @@ typedef struct hl_lease_filter {
 /* The store's operations on leases. Each is called on a session that holds nothing, unless it says
    otherwise, and returns HL_TIMEOUT if it is not done by the deadline (hl__now_ms).
 
-   HL_ECONNECTION: the session has ended; the core repeats the call on another one. HL_ELOST: there
-   is no record of that id and holder any more; if it was revoked, *error says by whom
-   (hl__record_refuse). Of terms, only id, holder, place and the fields that are named count. */
+   HL_ECONNECTION: the session has ended (but see traits.several); the core repeats the call on
+   another one. HL_ELOST: there is no record of that id and holder any more; if it was revoked,
+   *error says by whom (hl__record_refuse). Of terms, only id, holder, place and the fields that are
+   named count. */
 typedef struct hl_lease_ops {
   /* Has the lease end `ttl` from now. terms->turn and token count. Never creates a record.
      *sent_ms: when the command was sent (hl__boot_ms), not when it was answered. After a failure,
@@ -315,6 +316,9 @@ typedef struct hl_store_traits {
   /* hl_lease_ops.drop without confirm sends, and does not block, on a session on which nothing is
      outstanding: the core calls it at once, under a mutex. */
   bool drop_sends;
+  /* A session is no connection. HL_ECONNECTION says of one call that too few servers have answered;
+     the session goes on, and another call may be answered. */
+  bool several;
   /* No request ever waits. */
   bool grants_all;
   /* Requests may have update rows: for session locks, and for leases. */

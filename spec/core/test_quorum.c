@@ -86,6 +86,7 @@ static atomic_uint tried[2];  /* so often a lease was asked for at gated-b, and 
 static atomic_bool backed;    /* gated-b was told to drop a lease, */
 static atomic_bool in_order;  /* before gated-c was asked for one the second time */
 static atomic_bool severed;   /* no answer to such a drop comes */
+static atomic_bool deaf;      /* gated-b and gated-c cannot be asked to drop a lease */
 
 static atomic_bool hangs;              /* the next look is not answered in time */
 static hl_session *_Atomic unanswered; /* on which that was: the answer may still come */
@@ -188,7 +189,10 @@ static int gated_adopt(hl_session *session, const hl_request *request, hl_grant 
 
 static int lease_drop(hl_session *session, const hl_lease_terms *terms, bool confirm,
                       int64_t deadline, hl_error *error) {
-  if (session->store == atomic_load(&at_b)) {
+  bool is_b = session->store == atomic_load(&at_b);
+  if (atomic_load(&deaf) && (is_b || session->store == atomic_load(&at_c)))
+    return hl__error(error, HL_ECONNECTION, "it is cut off");
+  if (is_b) {
     while (atomic_load(&retries.shut) && !atomic_load(&retries.reached)) sleep_ms(1);
     int status = file_drop(session, terms, confirm, deadline, error);
     atomic_store(&backed, true);
@@ -1035,6 +1039,87 @@ static void a_member_that_has_no_room_for_a_while_is_opened_later(void **state) 
   WAIT_UNTIL(atomic_load(&left) == 0);
 }
 
+/* ------------------------------------------------------------------------ closing */
+
+static hl_manager *manager_open(const char *dsn) {
+  static const hl_store_ops *const stores[] = {&gated, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager;
+  config.dsn = dsn;
+  config.stores = stores;
+  assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_OK);
+  return manager;
+}
+
+static unsigned leases_at_a(void) {
+  char dsn[128];
+  unsigned n = 0;
+  (void)snprintf(dsn, sizeof dsn, "file:%s/a", directory);
+  hl_manager *manager = manager_open(dsn);
+  assert_int_equal(hl_manager_leases(manager, NULL, count, &n, NULL), HL_OK);
+  hl_manager_close(manager);
+  return n;
+}
+
+static hl_lock *acquire(hl_manager *manager, unsigned number) {
+  hl_lock *lock;
+  hl_options options = HL_OPTIONS_INIT;
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  hl_id id = {(const char *)&number, sizeof number};
+  options.ttl = LONG_MS;
+  assert_int_equal(hl_plan_add(plan, &id, 1, HL_EXCLUSIVE, false, NULL), HL_OK);
+  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  hl_plan_free(plan);
+  return lock;
+}
+
+/* A program has leases at all members. Then b and c fail, so that no release is confirmed. */
+static hl_manager *leases_had(hl_lock *locks[CALLS]) {
+  char dsn[320];
+  (void)snprintf(dsn, sizeof dsn, "quorum:majority;file:%s/a;file:%s/gated-b;file:%s/gated-c",
+                 directory, directory, directory);
+  hl_manager *manager = manager_open(dsn);
+  for (unsigned i = 0; i < CALLS; i++) locks[i] = acquire(manager, i);
+  WAIT_UNTIL(leases_at_a() == CALLS);
+  atomic_store(&deaf, true);
+  return manager;
+}
+
+static void released(hl_lock *locks[CALLS], unsigned n) {
+  for (unsigned i = 0; i < n; i++) assert_int_equal(hl_lock_release(locks[i], false, NULL), HL_OK);
+}
+
+/* Each lease is dropped at a all the same: of released handles, and those that the close releases. */
+static void a_close_gives_up_no_lease_for_another(void **state) {
+  hl_lock *locks[CALLS];
+  (void)state;
+  hl_manager *manager = leases_had(locks);
+  released(locks, CALLS / 2);
+  hl_manager_close(manager);
+  for (unsigned i = 0; i < CALLS; i++) hl_lock_free(locks[i]);
+  WAIT_UNTIL(atomic_load(&left) == 0);
+  atomic_store(&deaf, false);
+  assert_int_equal(leases_at_a(), 0);
+}
+
+/* Before another test has started a thread. */
+static void an_exit_gives_up_no_lease_for_another(void **state) {
+  int status;
+  (void)state;
+  (void)fflush(NULL); /* the child's exit() writes it, too */
+  pid_t child = fork();
+  if (child == 0) {
+    hl_lock *locks[CALLS];
+    (void)leases_had(locks);
+    released(locks, CALLS);
+    sleep_ms(STAYS_MS); /* a worker has failed to drop one, and pauses */
+    exit(0);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  assert_int_equal(leases_at_a(), 0);
+}
+
 /* ---------------------------------------------------------------- a member that hangs */
 
 static void lose(hl_session *session, hl_lease_terms *terms) {
@@ -1103,6 +1188,7 @@ static int test_end(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       TEST(a_child_does_not_wait_for_what_its_parent_opens),
+      TEST(an_exit_gives_up_no_lease_for_another),
       TEST(an_end_that_waits_does_not_end_the_presence_of_a_newer_lease),
       TEST(an_end_that_is_repeated_does_not_end_a_newer_presence),
       TEST(an_end_that_was_not_carried_out_is_repeated),
@@ -1122,6 +1208,7 @@ int main(int argc, char **argv) {
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),
       TEST(a_member_that_has_no_room_for_a_while_is_opened_later),
+      TEST(a_close_gives_up_no_lease_for_another),
       TEST(a_member_that_hangs_has_few_questions),
       cmocka_unit_test(nothing_is_left),
   };

@@ -334,6 +334,7 @@ const hl_store_ops hl_store_quorum = {
                .blocks = true,
                .leases_only = true,
                .drop_sends = true,
+               .several = true,
                .updates = true,
                .leases_update = true},
     .parse = quorum_parse,
