@@ -186,7 +186,7 @@ support.on_postgresql(function(store)
     end))
   end)
 
-  it("names tables of leases that are not whole; with none it tries no lease, and makes none", obeying({
+  it("names tables of leases that are not whole, or that a quorum lacks; with none it tries no lease, and makes none", obeying({
     "hierlock provision --leases",
   }, function()
     at_end(function() support.lease_tables(store.root()) end)
@@ -199,6 +199,10 @@ support.on_postgresql(function(store)
     root:query "DROP SEQUENCE public.hier_lock_gate"
     found = examine(store.root_dsn)
     assert.equal("ok", status_of(found, "tables of leases"))
+    local of_role, of_root = examine("quorum:all;null:;" .. store.dsn), examine("quorum:all;null:;" .. store.root_dsn)
+    assert_finding("wrong", of_role, "2: tables of leases")
+    assert.same({ "for store 2: hierlock provision --leases" }, of_role["2: tables of leases"].mend)
+    assert.equal("ok", status_of(of_root, "2: tables of leases"))
     assert.equal("f", root:query("SELECT to_regclass('public.hier_lock_leases') IS NOT NULL")[1][1])
     assert_status(0, run(store.root_dsn, "provision", "--leases", "--grant-to", "PUBLIC"))
     assert_finding("ok", examine(store.dsn), "leases")

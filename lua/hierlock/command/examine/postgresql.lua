@@ -24,7 +24,7 @@ SELECT version(), pg_is_in_recovery(), ]] .. core.postgresql_multiple .. [[,
     'pg_advisory_xact_lock(bigint)', 'pg_advisory_xact_lock_shared(bigint)']) f),
   (SELECT COUNT(*) FROM pg_locks),
   (SELECT COUNT(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory'
-    AND a.query = '<insufficient privilege>')]]
+    AND a.query = '<insufficient privilege>'), has_schema_privilege('public', 'CREATE')]]
 
 local LEASES = [[
 SELECT name, to_regclass('public.' || name) IS NOT NULL, CASE WHEN to_regclass('public.' || name) IS NULL THEN NULL
@@ -187,6 +187,9 @@ local function leases(self, found)
   self.subject.leases_denied = grants
   -- Where the role may, the first lease makes them; a doctor does not.
   self.subject.leases_tried = there == #rows
+  if there == 0 and self.subject.leases_wanted and not self.makes_leases then
+    return found:add("tables of leases", "wrong", "none, and the role may not make them", "Each lock of a quorum is a lease on its stores.", provision)
+  end
   if there == 0 then return found:add("tables of leases", "ok", "none: session locks only", why) end
   if #missing > 0 then
     return found:add("tables of leases", "wrong", "missing: " .. table.concat(missing, ", "), why, provision)
@@ -270,7 +273,7 @@ function postgresql.examine(subject, found)
     connection = connection, subject = subject, settings = {}, sources = {}, version = row[1], standby = is_true(row[2]),
     multiple = is_true(row[3]), role = row[4], database = row[5], ssl = is_true(row[6]), tls_version = row[7] or "", others = tonumber(row[8]),
     role_limit = tonumber(row[9]) or -1, database_limit = tonumber(row[10]) or -1, sequence = is_true(row[11]), sequence_usable = is_true(row[12]),
-    public = is_true(row[13]), functions = is_true(row[14]), locks = tonumber(row[15]), unseen = tonumber(row[16]),
+    public = is_true(row[13]), functions = is_true(row[14]), locks = tonumber(row[15]), unseen = tonumber(row[16]), makes_leases = is_true(row[17]),
   }
   for _, setting in ipairs(settings) do self.settings[setting[1]], self.sources[setting[1]] = setting[2], setting[3] end
   subject.observers_blind = self.settings.track_activities == "on" and see_all(self) or
