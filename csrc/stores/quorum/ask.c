@@ -284,11 +284,9 @@ static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex
          !hl__ask_converts(ask) && ask->kind != HL__ASK_OPEN && ask->kind != HL__ASK_PART;
 }
 
-void hl__member_suspect(hl__quorum_member *member) { member->suspect = true; }
-
 void hl__silent_suspect(hl__quorum_store *store, hl__quorum_ask *const *asks) {
   for (unsigned i = 0; i < store->n; i++)
-    if (hl__ask_is_open(asks[i])) hl__member_suspect(&store->members[i]);
+    if (hl__ask_is_open(asks[i])) store->members[i].suspect = true;
 }
 
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
@@ -313,7 +311,7 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
     ask_interrupt(ask);
   } else if (!ask->stray) {
     ask->stray = true;
-    if (++ask->member->strays > STRAYS) hl__member_suspect(ask->member);
+    if (++ask->member->strays > STRAYS) ask->member->suspect = true;
   }
   ask->listener = NULL;
   hl__ask_unref(ask);

@@ -269,9 +269,7 @@ void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease)
 /* The lease was released, or is lost: what was to make it leaves the queue. */
 void hl__ask_takes_end(hl__quorum_member *member, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
-/* The member has not answered in time. */
-void hl__member_suspect(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
-/* The members whose questions are open have not. */
+/* The members whose questions are open have not answered in time. */
 void hl__silent_suspect(hl__quorum_store *store, hl__quorum_ask *const *asks)
     HL__REQUIRES(hl__quorum_mutex);
 /* Waits, without the mutex, for an answer, an interruption, or the time. */

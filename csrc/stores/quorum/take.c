@@ -202,7 +202,7 @@ static bool refresh_old(taking *self, int64_t part_of_ttl) HL__REQUIRES(hl__quor
 
 /* The member has not answered for too long. */
 static void leave_behind(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
-  hl__member_suspect(&self->store->members[i]);
+  self->store->members[i].suspect = true;
   self->failed[i] = true;
   if (self->waits == (int)i) self->waits = -1;
   if (is_taking(self, i)) {
@@ -394,7 +394,7 @@ static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     hl__quorum_ask *ask = self->keep[i];
     if (!ask || hl__now_ms() < ask->begun + HL__QUORUM_ANSWER_MS) continue;
     hl__ask_clear(&self->keep[i], true);
-    hl__member_suspect(&self->store->members[i]);
+    self->store->members[i].suspect = true;
     if (!has(self, i)) continue; /* it was only told the token */
     self->failed[i] = true;
     give_back(self, i);
@@ -411,7 +411,7 @@ static bool is_judged(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     if (hl__now_ms() < self->ask[i]->begun + HL__QUORUM_ANSWER_MS)
       judged = false;
     else
-      hl__member_suspect(&self->store->members[i]);
+      self->store->members[i].suspect = true;
   }
   return judged;
 }
