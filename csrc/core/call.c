@@ -174,7 +174,7 @@ static int64_t answer_by(const hl__call *call, int64_t deadline) {
 static int connection_take(hl__call *call, const hl_request *request, bool fresh, int64_t deadline,
                            hl__connection **connection, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
-  const hl__take take = {.how = fresh ? HL__TAKE_FRESH : HL__TAKE_ANY,
+  const hl__take take = {.fresh = fresh,
                          .try_once = request->try_once,
                          .deadline = deadline,
                          .reservation = &call->reserved,

@@ -291,7 +291,8 @@ void hl__pool_releases_await(hl_manager *manager) {
 /* Whether this thread holds all connections in use, so that it would wait for itself. */
 static bool all_ours(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   for (hl__connection *connection = manager->pool.all; connection; connection = connection->next)
-    if (connection->state != HL__HELD || !pthread_equal(connection->owner, pthread_self()))
+    if (connection->state != HL__IDLE &&
+        (connection->state != HL__HELD || !pthread_equal(connection->owner, pthread_self())))
       return false;
   return true;
 }
@@ -342,24 +343,27 @@ static int find(hl_manager *manager, const hl__take *take, hl__connection **foun
                 hl__connection **dead, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   const bool *given_up = take->given_up;
   bool scarce = manager->ops->traits.scarce;
-  bool query = take->how == HL__TAKE_EXTRA;
   hl__connection *pending = NULL;
   *made = false;
   for (;;) {
     if (manager->closed || (given_up && (*given_up || manager->cancelled)))
       return hl__manager_closed_error(error);
-    if (take->try_once && take->how == HL__TAKE_ANY && scarce) releases_await(manager, dead);
-    if (take->how != HL__TAKE_FRESH && (*found = idle_find(manager, &pending, dead)) != NULL)
-      return HL_OK;
-    /* A query waits for an answer rather than connect. */
-    unsigned limit = scarce ? limit_of(manager, query) : UINT32_MAX;
-    if (manager->pool.count < limit && (!pending || (manager->pool.count < POOL_PAIR && !query))) {
+    if (take->try_once && !take->fresh && !take->query && scarce) releases_await(manager, dead);
+    /* Calls leave one connection to queries, which refresh leases, though it be idle. */
+    unsigned limit = scarce ? limit_of(manager, take->query) : UINT32_MAX;
+    bool room = manager->pool.count - manager->pool.idle_count < limit;
+    if (room && !take->fresh && (*found = idle_find(manager, &pending, dead)) != NULL) return HL_OK;
+    /* A query waits for an answer, or replaces a session as stale as its last one, rather than
+       connect. */
+    bool makes = take->query ? !pending && !(take->fresh && manager->pool.oldest)
+                             : !pending || manager->pool.count < POOL_PAIR;
+    if (makes && manager->pool.count < limit) {
       *found = connection_new(manager);
       *made = *found != NULL;
       return *found ? HL_OK : hl__error_memory(error);
     }
     /* None is free at once, but an answer must come soon. */
-    *found = pending ? pending : manager->pool.oldest;
+    *found = pending ? pending : room ? manager->pool.oldest : NULL;
     if (*found) return HL_OK;
     bool ours = all_ours(manager);
     bool settling = manager->pool.settling > 0;
@@ -383,9 +387,10 @@ int hl__pool_take(hl_manager *manager, const hl__take *take, hl__connection **ta
   *taken = NULL;
   int status = find(manager, take, &connection, &made, &dead, error);
   if (status == HL_OK && take->reservation) hl__pool_unreserve(manager, take->reservation);
+  if (status == HL_OK && take->query) manager->pool.queries++;
   if (status == HL_OK && !made) {
     connection_take(manager, connection);
-    if (take->how == HL__TAKE_FRESH) {
+    if (take->fresh) {
       /* The pool is full of sessions that may be as stale as the last one. */
       stale = connection->session;
       connection->session = NULL;
@@ -400,9 +405,10 @@ int hl__pool_take(hl_manager *manager, const hl__take *take, hl__connection **ta
   }
   if (status == HL_OK && made) {
     int64_t deadline = take->deadline, least = hl__now_ms() + CONNECT_AT_LEAST_MS;
-    if (take->how == HL__TAKE_ANY && deadline < least) deadline = least;
+    if (!take->fresh && !take->query && deadline < least) deadline = least;
     status = connection_open(manager, connection, deadline, error);
     if (status) {
+      if (take->query) manager->pool.queries--;
       hl__pool_discard(manager, connection);
       return status;
     }
@@ -420,7 +426,6 @@ static int run_once(hl_manager *manager, const hl__take *take,
   if (status) return status;
   *fresh = connection->fresh;
   hl__pool_watch(manager, connection, take->deadline);
-  manager->pool.queries++;
   hl__manager_mutex_unlock(manager);
   status = run(connection->session, context, error);
   assert(!hl__is_step(status));
@@ -438,10 +443,10 @@ static int run_once(hl_manager *manager, const hl__take *take,
 int hl__pool_run(hl_manager *manager, int (*run)(hl_session *, void *, hl_error *), void *context,
                  int64_t deadline, hl_error *error) {
   bool fresh;
-  hl__take take = {.how = HL__TAKE_EXTRA, .try_once = true, .deadline = deadline};
+  hl__take take = {.query = true, .try_once = true, .deadline = deadline};
   int status = run_once(manager, &take, run, context, &fresh, error);
   if (status == HL_ECONNECTION && !fresh && hl__left_ms(deadline) > 0) {
-    take.how = HL__TAKE_FRESH;
+    take.fresh = true;
     status = run_once(manager, &take, run, context, &fresh, error);
   }
   return status;

@@ -91,7 +91,7 @@ typedef struct hl__pool {
   unsigned idle_count;
   /* BUSY connections that become IDLE again as soon as they are settled: see releases_await. */
   unsigned settling;
-  unsigned queries; /* that have a connection now (hl__pool_run) */
+  unsigned queries; /* that have a connection now, or are connecting (hl__pool_run) */
   /* Connections that calls on their way to the store are going to take. A reservation counts here
      until its call has the connection; then the connection counts. */
   unsigned reserved;
@@ -102,11 +102,9 @@ typedef struct hl__pool {
 
 /* How a thread takes a connection. */
 typedef struct hl__take {
-  enum {
-    HL__TAKE_ANY,   /* it may take a second to connect, however soon the deadline is */
-    HL__TAKE_FRESH, /* it connects afresh, by the deadline, because another connection was stale */
-    HL__TAKE_EXTRA  /* for a query, it connects by the deadline even if the pool is full */
-  } how;
+  /* Neither: it may take a second to connect, however soon the deadline is. */
+  bool fresh; /* it connects afresh, by the deadline, because another connection was stale */
+  bool query; /* it connects by the deadline, even if calls use all of the pool (hl__pool_run) */
   bool try_once;
   int64_t deadline;
   bool *reservation; /* the caller's (hl__pool_reserve), which is used up; or NULL */

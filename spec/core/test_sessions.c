@@ -733,6 +733,23 @@ static void a_query_takes_no_call_s_connection(void **state) {
   hl_manager_close(manager);
 }
 
+/* The connection that the first look has made is idle afterwards. A call must not take it: it may
+   wait for long, and no lease could be refreshed meanwhile. */
+static void a_call_takes_no_query_s_connection(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 1);
+  hl_plan *plan = plan_of(manager, "u1");
+  hl_lock *lock = acquire(manager, "u1"), *more = NULL;
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(hl_manager_holders(manager, plan, no_holder, NULL, NULL), HL_OK);
+    assert_int_equal(try_acquire(manager, "u2", SOON_MS, &more), HL_BUSY);
+  }
+  hl_lock_free(lock);
+  hl_lock_free(acquire(manager, "u2"));
+  hl_plan_free(plan);
+  hl_manager_close(manager);
+}
+
 static int acquire_beside(const char *dsn, const char *other) {
   hl_manager *one = open_at(dsn, 60000, 0), *two = open_at(other, 60000, 0);
   hl_plan *plan = plan_of(one, "u1"), *same = plan_of(two, "u1");
@@ -971,6 +988,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_check_looks_once_more_behind_the_answer),
       cmocka_unit_test(a_session_that_was_ended_is_used_by_nobody_else),
       cmocka_unit_test(a_query_takes_no_call_s_connection),
+      cmocka_unit_test(a_call_takes_no_query_s_connection),
       cmocka_unit_test(a_try_has_time_to_connect),
       cmocka_unit_test(no_agent_waits_for_itself_at_another_server),
       cmocka_unit_test(a_lost_lock_leaves_room),
