@@ -49,6 +49,11 @@ int64_t hl__late_answer_by(int64_t deadline) { return hl__late_answer_at(hl__now
 
 int64_t hl__late_answer_at(int64_t now, int64_t deadline) { return after(now, deadline, LATER_MS); }
 
+int64_t hl__within_ms(int64_t ms, int64_t limit) {
+  int64_t usual = hl__deadline(hl__now_ms(), ms);
+  return usual < limit ? usual : limit;
+}
+
 void hl__cond_init(pthread_cond_t *condition) {
   pthread_condattr_t monotonic;
   (void)pthread_condattr_init(&monotonic);

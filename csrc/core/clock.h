@@ -32,6 +32,8 @@ int64_t hl__deadline(int64_t now, int64_t ms);
 /* until - since */
 int64_t hl__between_ms(int64_t since, int64_t until);
 
+/* ms from now, or `limit`, if that is sooner. */
+int64_t hl__within_ms(int64_t ms, int64_t limit);
 /* How long to wait for the store's answer in a call that must end by the deadline, or now if that
    has passed: no call returns later than 200 ms after its timeout. */
 int64_t hl__answer_by(int64_t deadline);

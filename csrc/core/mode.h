@@ -105,4 +105,13 @@ static inline size_t hl__update_rows(const hl_row *rows, size_t n) {
   return count;
 }
 
+/* How many of the rows, which are in order, are roots'; moves *rows to them, behind the update
+   rows. */
+static inline size_t hl__roots(const hl_row **rows, size_t n) {
+  size_t roots = 0, updates = hl__update_rows(*rows, n);
+  *rows += updates;
+  while (roots < n - updates && (*rows)[roots].level == 0) roots++;
+  return roots;
+}
+
 #endif

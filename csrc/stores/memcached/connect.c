@@ -38,8 +38,7 @@ int hl__memcached_connect(hl__memcached_session *session, hl__memcached_link *li
                           int64_t deadline, hl_error *error) {
   struct addrinfo wanted = {.ai_socktype = SOCK_STREAM}, *found = NULL;
   char port[8];
-  int64_t patience = hl__now_ms() + session->store->connect_timeout;
-  if (patience < deadline) deadline = patience;
+  deadline = hl__within_ms(session->store->connect_timeout, deadline);
   (void)snprintf(port, sizeof port, "%u", link->server->port);
   int failure = getaddrinfo(link->server->host, port, &wanted, &found);
   if (failure) return hl__memcached_ended(link, gai_strerror(failure), error);

@@ -63,7 +63,7 @@ static void read_rows(reader *self, hl__memcached_document *document, hl__memcac
       self->failed = true;
   }
   const hl_row *roots = &document->rows[entry->first];
-  if (!self->failed && hl__memcached_roots(&roots, entry->n) == 0)
+  if (!self->failed && hl__roots(&roots, entry->n) == 0)
     self->failed = true; /* each has its root */
 }
 
@@ -254,13 +254,6 @@ bool hl__memcached_conflict(const hl__memcached_document *document,
     if (which >= 0) k++;
   }
   return false;
-}
-
-size_t hl__memcached_roots(const hl_row **rows, size_t n) {
-  size_t roots = 0, updates = hl__update_rows(*rows, n);
-  *rows += updates;
-  while (roots < n - updates && (*rows)[roots].level == 0) roots++;
-  return roots;
 }
 
 bool hl__memcached_has_updates(const hl__memcached_document *document,

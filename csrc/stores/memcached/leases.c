@@ -6,6 +6,8 @@
  */
 #include "memcached_store.h"
 
+#include "mode.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +89,7 @@ static int others_check(const inquest *self, const hl__memcached_document *docum
   const hl__memcached_entry *entry =
       hl__memcached_document_find(document, self->terms->id, self->terms->holder);
   const hl_row *rows = &document->rows[entry->first];
-  size_t roots = hl__memcached_roots(&rows, entry->n);
+  size_t roots = hl__roots(&rows, entry->n);
   int status = HL_OK;
   for (size_t i = 0; i < roots && status == HL_OK; i++) {
     inquest there = *self;
@@ -265,7 +267,7 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   const hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
   if (entry) {
     const hl_row *rows = &document.rows[entry->first];
-    size_t roots = hl__memcached_roots(&rows, entry->n);
+    size_t roots = hl__roots(&rows, entry->n);
     for (size_t i = 0; i < roots && status == HL_OK; i++)
       if (rows[i].bucket != terms->place) status = strike(self, rows[i].bucket, error);
   }
@@ -387,7 +389,7 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   if (status == HL_OK)
     status = hl__memcached_document_written(session, link, self->deadline, error);
   const hl_row *rows = request->rows;
-  size_t roots = hl__memcached_roots(&rows, request->n);
+  size_t roots = hl__roots(&rows, request->n);
   for (size_t i = 1; i < roots && status == HL_OK; i++)
     status = adopt_elsewhere(*self, rows[i].bucket, error);
   /* A quorum has the holder adopt its own lease, to refresh or to heal it: its item stays. */
@@ -403,7 +405,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
                   hl__late_answer_by(request->deadline), NULL};
   int64_t expiry;
   const hl_row *roots = request->rows;
-  (void)hl__memcached_roots(&roots, request->n);
+  (void)hl__roots(&roots, request->n);
   grant->place = roots->bucket;
   int status = hl__memcached_expiry(self.terms->ttl, &expiry, error);
   if (status) return status;
@@ -481,7 +483,7 @@ static bool is_asked_for(const inquiry *self, const hl__memcached_document *docu
   if (!hl__memcached_conflict(document, entry, self->filter->rows, self->filter->n)) return false;
   /* A lease with several roots is shown once: at the first root that the caller asks for. */
   const hl_row *rows = self->filter->rows;
-  size_t roots = hl__memcached_roots(&rows, self->filter->n);
+  size_t roots = hl__roots(&rows, self->filter->n);
   for (size_t i = 0; i < roots; i++) {
     if (rows[i].bucket == document->root) break;
     if (hl__memcached_row_of(document, entry, &rows[i])) return false;
@@ -608,7 +610,7 @@ static int inquire_root(inquiry *self, uint64_t root, hl_error *error) {
 
 static int inquire(inquiry *self, hl_error *error) {
   const hl_row *rows = self->filter->rows;
-  size_t roots = hl__memcached_roots(&rows, self->filter->n);
+  size_t roots = hl__roots(&rows, self->filter->n);
   int status = HL_OK;
   if (self->filter->n == 0) {
     uint64_t root = 0;

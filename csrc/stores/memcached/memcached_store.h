@@ -263,8 +263,6 @@ hl__memcached_entry *hl__memcached_document_find(const hl__memcached_document *d
                                                  const uint8_t id[16], const uint8_t *holder);
 bool hl__memcached_conflict(const hl__memcached_document *document,
                             const hl__memcached_entry *entry, const hl_row *rows, size_t n);
-/* How many roots are among rows, on level 0; *rows: the first of them, behind update rows. */
-size_t hl__memcached_roots(const hl_row **rows, size_t n);
 /* Whether it is for update, or was before its upgrade. */
 bool hl__memcached_has_updates(const hl__memcached_document *document,
                                const hl__memcached_entry *entry);

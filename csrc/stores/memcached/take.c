@@ -74,8 +74,7 @@ typedef struct taking {
 
 /* Until when an answer is awaited. */
 static int64_t answer_by(const taking *self) {
-  int64_t usual = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
-  return usual < self->patience ? usual : self->patience;
+  return hl__within_ms(HL__MEMCACHED_ANSWER_MS, self->patience);
 }
 
 static uint32_t draw(hl__memcached_session *session) {
@@ -358,7 +357,7 @@ static int at_root(taking *self, uint64_t root,
 
 static int enter_all(taking *self, hl_error *error) {
   const hl_row *rows = self->request->rows;
-  size_t n = hl__memcached_roots(&rows, self->request->n);
+  size_t n = hl__roots(&rows, self->request->n);
   int status = HL_OK;
   for (size_t i = 0; i < n && status == HL_OK; i++) {
     self->last = i + 1 == n;
@@ -402,7 +401,7 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
   self.patience = hl__answer_by(request->deadline);
   self.end = request->try_once ? self.patience : request->deadline;
   const hl_row *roots = request->rows;
-  (void)hl__memcached_roots(&roots, request->n);
+  (void)hl__roots(&roots, request->n);
   self.home = grant->place = roots->bucket;
   grant->sent_ms = 0;
   hl__memcached_record_of(session, request, &record);
@@ -455,7 +454,7 @@ static int convert_once(taking *self, hl__memcached_link *link, hl__memcached_do
   if (own == document->n || !document->entries[own].granted)
     return hl__error(error, HL_ELOST, "Memcached has no such lease any more");
   const hl_row *roots = &document->rows[document->entries[own].first];
-  if (hl__memcached_roots(&roots, document->entries[own].n) > 1)
+  if (hl__roots(&roots, document->entries[own].n) > 1)
     return hl__error(error, HL_EUNSUPPORTED,
                      "Memcached upgrades no lease of several users (roots): "
                      "take one lease for each of them");

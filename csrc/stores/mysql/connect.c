@@ -456,8 +456,7 @@ out:
 int hl__mysql_connect(hl__mysql_store *store, int64_t deadline, hl__mysql_session **result,
                       hl_error *error) {
   bool strange = false;
-  int64_t patience = hl__now_ms() + store->connect_timeout;
-  if (patience > deadline) patience = deadline;
+  int64_t patience = hl__within_ms(store->connect_timeout, deadline);
   int status = connect_once(store, patience, result, &strange, error);
   if (strange && hl__left_ms(patience) > 0)
     status = connect_once(store, patience, result, &strange, error);

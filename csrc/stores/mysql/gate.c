@@ -40,14 +40,8 @@
    many. */
 #define SWEEP_PART 32u
 
-/* ms from now, or `limit`: when the caller must have its answer. */
-static int64_t answer_by(int64_t ms, int64_t limit) {
-  int64_t usual = hl__now_ms() + ms;
-  return usual < limit ? usual : limit;
-}
-
 static int64_t poll_by(int64_t deadline) {
-  return answer_by(POLL_MS, hl__late_answer_by(deadline));
+  return hl__within_ms(POLL_MS, hl__late_answer_by(deadline));
 }
 
 int64_t hl__mysql_gate(const hl__mysql_session *session, const hl_request *request) {
@@ -113,7 +107,7 @@ static void aside_give(hl__mysql_store *store, hl__mysql_session *session, bool 
 static int expired_delete(hl__mysql_store *store, const finding *found, int64_t limit, bool *gone,
                           hl_error *error) {
   hl__mysql_session *aside;
-  int64_t deadline = answer_by(ASIDE_MS, limit);
+  int64_t deadline = hl__within_ms(ASIDE_MS, limit);
   int status = aside_take(store, deadline, &aside, error);
   if (status) return status;
   for (unsigned i = 0; i < found->expired_n && status == HL_OK; i++) {
@@ -124,7 +118,7 @@ static int expired_delete(hl__mysql_store *store, const finding *found, int64_t 
                         "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE l.id=0x%s%s",
                         store->leases, store->rows, id,
                         strcmp(id, found->former) == 0 ? "" : " AND l.till<=UTC_TIMESTAMP(6)");
-    aside->patience = answer_by(ASIDE_MS, limit);
+    aside->patience = hl__within_ms(ASIDE_MS, limit);
     status = hl__mysql_commands(aside, sql, (size_t)size, 1, &deleted, error);
     if (deleted > 0) *gone = true;
   }
@@ -145,7 +139,7 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate, int64_t limit) {
     first = (gate * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES;
     last = ((gate + 1) * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES - 1;
   }
-  if (aside_take(store, answer_by(ASIDE_MS, limit), &aside, NULL)) return;
+  if (aside_take(store, hl__within_ms(ASIDE_MS, limit), &aside, NULL)) return;
   int size =
       snprintf(sql, sizeof sql,
                "BEGIN;SET @hierlock_gate=(SELECT g FROM %s WHERE g=%u FOR UPDATE SKIP LOCKED);"
@@ -153,7 +147,7 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate, int64_t limit) {
                "r.level=0 AND r.bucket BETWEEN %llu AND %llu);COMMIT",
                store->gate, (unsigned)gate, store->gate, store->rows, (unsigned long long)first,
                (unsigned long long)last);
-  aside->patience = answer_by(ASIDE_MS, limit);
+  aside->patience = hl__within_ms(ASIDE_MS, limit);
   int status = hl__mysql_commands(aside, sql, (size_t)size, 4, affected, NULL);
   aside_give(store, aside, status == HL_OK);
 }

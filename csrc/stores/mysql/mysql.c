@@ -158,8 +158,7 @@ static void interrupt(hl_session *base) {
 static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                    int64_t deadline, hl_error *error) {
   hl__mysql_session *session = session_of(base);
-  int64_t settled = hl__now_ms() + QUERY_SETTLE_MS;
-  int status = hl__mysql_settle(session, settled < deadline ? settled : deadline, error);
+  int status = hl__mysql_settle(session, hl__within_ms(QUERY_SETTLE_MS, deadline), error);
   if (status) return status == HL_TIMEOUT ? hl__mysql_gone(error) : status;
   session->patience = deadline;
   status = hl__mysql_holders(session, filter, fn, context, error);

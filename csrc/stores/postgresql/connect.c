@@ -198,8 +198,7 @@ static int log_in(hl__pg_session *session, const options *o, int64_t deadline, h
 static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
                         hl__pg_session **result, hl_error *error) {
   options o;
-  int64_t began = hl__now_ms(), patience = began + store->connect_timeout;
-  if (patience > deadline) patience = deadline;
+  int64_t began = hl__now_ms(), patience = hl__within_ms(store->connect_timeout, deadline);
   *result = NULL;
   hl__pg_session *session = calloc(1, sizeof *session);
   if (!session) return hl__error_memory(error);

@@ -160,8 +160,7 @@ static void interrupt(hl_session *base) { hl__wakeup_interrupt(&session_of(base)
 static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                    int64_t deadline, hl_error *error) {
   hl__pg_session *session = session_of(base);
-  int64_t settled = hl__now_ms() + QUERY_SETTLE_MS;
-  int status = hl__pg_settle(session, settled < deadline ? settled : deadline, false, error);
+  int status = hl__pg_settle(session, hl__within_ms(QUERY_SETTLE_MS, deadline), false, error);
   if (status) return status == HL_TIMEOUT ? hl__pg_gone(session, error) : status;
   session->patience = session->limit = deadline;
   return hl__pg_holders(session, filter, fn, context, error);

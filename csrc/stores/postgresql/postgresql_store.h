@@ -389,8 +389,9 @@ int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible, 
 /* Like hl_store_ops.settle, but keeps an interruption, which ends the wait if interruptible. */
 int hl__pg_settle(hl__pg_session *session, int64_t deadline, bool interruptible, hl_error *error);
 /* Sends a query and waits for its result until session->patience. *result: the last result with
-   rows, of at least so many columns (0: no rows needed, may be NULL); the caller clears it. HL_OK
-   or as hl__pg_error; HL_ECONNECTION: the server does not answer. */
+   rows, of at least so many columns (0: no rows needed, may be NULL); the caller clears it.
+   result NULL: the caller wants none. HL_OK or as hl__pg_error; HL_ECONNECTION: the server does
+   not answer. */
 int hl__pg_query(hl__pg_session *session, const char *sql, int columns, PGresult **result,
                  hl_error *error);
 /* A field of a result. NULL: it is NULL, or does not exist. */

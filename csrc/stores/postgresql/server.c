@@ -128,7 +128,6 @@ int hl__pg_verify(hl__pg_session *session, hl_error *error) {
   PQclear(result);
   if (status || PQserverVersion(session->connection) < 140000) return status;
   (void)snprintf(sql, sizeof sql, "SET client_connection_check_interval=%d", CHECK_MS);
-  status = hl__pg_query(session, sql, 0, &result, error);
-  PQclear(result);
+  status = hl__pg_query(session, sql, 0, NULL, error);
   return status == HL_ECONNECTION ? status : HL_OK;
 }

@@ -27,8 +27,7 @@ const char hl__pg_tables_sql[] =
     ;
 
 int64_t hl__pg_answer_by(const hl__pg_session *session) {
-  int64_t usual = hl__now_ms() + ANSWER_MS;
-  return usual < session->limit ? usual : session->limit;
+  return hl__within_ms(ANSWER_MS, session->limit);
 }
 
 int hl__pg_aside_open(hl__pg_session *session, int64_t deadline, hl__pg_session **result,
@@ -48,14 +47,10 @@ int hl__pg_aside_open(hl__pg_session *session, int64_t deadline, hl__pg_session 
 
 int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
   hl__pg_session *other;
-  PGresult *result = NULL;
   int status = hl__pg_aside_open(session, hl__pg_answer_by(session), &other, error);
   if (status) return status;
-  status = hl__pg_query(other, "SET statement_timeout=5000", 0, &result, error);
-  PQclear(result);
-  result = NULL;
-  if (status == HL_OK) status = hl__pg_query(other, sql, 0, &result, error);
-  PQclear(result);
+  status = hl__pg_query(other, "SET statement_timeout=5000", 0, NULL, error);
+  if (status == HL_OK) status = hl__pg_query(other, sql, 0, NULL, error);
   hl__pg_disconnect(other);
   return status;
 }
@@ -179,11 +174,8 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
                   hint),
         error);
   /* A write must end, even if another session locks the tables. */
-  if (!session->holds) {
-    PGresult *result;
-    status = hl__pg_query(session, "SET statement_timeout=10000", 0, &result, error);
-    PQclear(result);
-  }
+  if (!session->holds)
+    status = hl__pg_query(session, "SET statement_timeout=10000", 0, NULL, error);
   if (status == HL_OK) session->ready = !session->holds;
   return status;
 }
@@ -211,15 +203,13 @@ static const char sweep_sql[] =
 int hl__pg_sweep(hl__pg_session *session, hl_error *error) {
   hl__pg_store *store = session->store;
   int64_t now = hl__now_ms(), due = atomic_load(&store->sweep);
-  PGresult *result = NULL;
   if (now < due) return HL_OK;
   if (!atomic_compare_exchange_strong(&store->sweep, &due, now + SWEEP_MS)) return HL_OK;
   hl_error reason = {0};
   int status = hl__pg_tables(session, false, &reason);
   if (status == HL_OK) {
     session->patience = hl__pg_answer_by(session);
-    status = hl__pg_query(session, sweep_sql, 0, &result, &reason);
-    PQclear(result);
+    status = hl__pg_query(session, sweep_sql, 0, NULL, &reason);
     if (status != HL_OK && status != HL_ECONNECTION) {
       status = hl__pg_rollback_send(session, &reason);
       if (status == HL_OK)

@@ -322,7 +322,7 @@ int hl__pg_settle(hl__pg_session *session, int64_t deadline, bool interruptible,
 
 int hl__pg_query(hl__pg_session *session, const char *sql, int columns, PGresult **result,
                  hl_error *error) {
-  *result = NULL;
+  if (result) *result = NULL;
   int status = hl__pg_send(session, sql, error);
   if (status == HL_OK) status = hl__pg_await(session, session->patience, true, error);
   if (status == HL_TIMEOUT || status == HL_CANCELLED)
@@ -332,7 +332,10 @@ int hl__pg_query(hl__pg_session *session, const char *sql, int columns, PGresult
     return hl__pg_error(session, session->kept, "query the server", error);
   if (columns > 0 && (!session->kept || PQnfields(session->kept) < columns))
     return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
-  *result = session->kept;
+  if (result)
+    *result = session->kept;
+  else
+    PQclear(session->kept);
   session->kept = NULL;
   return HL_OK;
 }

@@ -31,9 +31,8 @@ static hl__redis_session *link_find(hl__redis_session *session, const char *id) 
 static int link_make(hl__redis_session *session, const hl__redis_node *to, int64_t deadline,
                      hl__redis_session **result, hl_error *error) {
   hl__redis_store *store = session->store;
-  int64_t patience = hl__now_ms() + store->connect_timeout;
   hl__redis_session *link;
-  if (patience < deadline) deadline = patience;
+  deadline = hl__within_ms(store->connect_timeout, deadline);
   int status = hl__redis_dial(store, &to->address, NULL, deadline, &link, error);
   if (status == HL_OK) {
     link->face = session;

@@ -22,21 +22,17 @@ static int address_find(hl__redis_store *store, int64_t deadline, hl__redis_addr
 }
 
 static int database_select(hl__redis_session *session, int64_t deadline, hl_error *error) {
-  redisReply *reply = NULL;
   char number[24];
   if (!session->store->database) return HL_OK;
   (void)snprintf(number, sizeof number, "%u", session->store->database);
   const char *words[] = {"SELECT", number};
-  int status = hl__redis_command(session, deadline, 2, words, &reply, error);
-  if (status == HL_OK) freeReplyObject(reply);
-  return status;
+  return hl__redis_command(session, deadline, 2, words, NULL, error);
 }
 
 int hl__redis_connect(hl__redis_store *store, int64_t deadline, hl__redis_session **result,
                       hl_error *error) {
-  int64_t patience = hl__now_ms() + store->connect_timeout;
   hl__redis_address address;
-  if (patience < deadline) deadline = patience;
+  deadline = hl__within_ms(store->connect_timeout, deadline);
   *result = NULL;
   int status = address_find(store, deadline, &address, error);
   if (status == HL_OK) {

@@ -57,13 +57,10 @@ static int log_in(hl__redis_session *session, const hl__redis_login *as, int64_t
   const hl_dsn *dsn = session->store->config->dsn;
   /* Named as in redis-cli. */
   hl__redis_login own = {dsn->user, dsn->password ? dsn->password : getenv("REDISCLI_AUTH")};
-  redisReply *reply = NULL;
   if (!as) as = &own;
   if (!as->password || !*as->password) return HL_OK;
   const char *words[] = {"AUTH", as->user ? as->user : as->password, as->password};
-  int status = hl__redis_command(session, deadline, as->user ? 3 : 2, words, &reply, error);
-  if (status == HL_OK) freeReplyObject(reply);
-  return status;
+  return hl__redis_command(session, deadline, as->user ? 3 : 2, words, NULL, error);
 }
 
 int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,

@@ -27,16 +27,20 @@ static int begin_at(hl_session *base, uint64_t place, int64_t deadline, hl__redi
   return status;
 }
 
-/* Runs it, disposes of it, and judges the answer, which is the caller's with HL_OK. */
+/* Runs it, disposes of it, and judges the answer, which is the caller's with HL_OK, unless reply
+   is NULL. */
 static int run(hl__redis_session *session, hl__redis_call *call, int64_t deadline,
                redisReply **reply, hl_error *error) {
-  int status = begin(session, deadline, error);
+  redisReply *unread;
+  bool reads = reply != NULL;
+  if (!reads) reply = &unread;
   *reply = NULL;
+  int status = begin(session, deadline, error);
   if (status == HL_OK) status = hl__redis_call_run(session, call, deadline, false, reply, error);
   hl__redis_call_dispose(call);
   if (status) return status;
   status = hl__redis_judge(*reply, error);
-  if (status == HL_OK) return HL_OK;
+  if (status == HL_OK && reads) return HL_OK;
   freeReplyObject(*reply);
   *reply = NULL;
   return status;
@@ -63,7 +67,6 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
                          int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__redis_session *session;
   hl__redis_call call;
-  redisReply *reply;
   int status = begin_at(base, terms->place, deadline, &session, error);
   if (status) return status;
   begin_call(&call, session, HL__REDIS_REFRESH, terms);
@@ -71,10 +74,9 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   hl__redis_number(&call, (int64_t)terms->turn);
   memory_add(&call, session, terms->place);
   hl__redis_number(&call, (int64_t)(terms->token >> 8));
-  status = run(session, &call, deadline, &reply, error);
+  status = run(session, &call, deadline, NULL, error);
   *sent_ms = call.sent_ms;
   if (status) return status;
-  freeReplyObject(reply);
   if (!hl__is_presence(terms->id)) hl__redis_longest_note(session->store, ttl);
   return hl__redis_replicated(session, deadline, error);
 }
@@ -120,14 +122,11 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
                         hl_error *error) {
   hl__redis_session *session;
   hl__redis_call call;
-  redisReply *reply;
   int status = begin_at(base, terms->place, deadline, &session, error);
   if (status) return status;
   hl__redis_call_init(&call, session->store, HL__REDIS_RECALL, (uint32_t)terms->place);
   hl__redis_id(&call, terms->id);
-  status = run(session, &call, deadline, &reply, error);
-  if (status == HL_OK) freeReplyObject(reply);
-  return status;
+  return run(session, &call, deadline, NULL, error);
 }
 
 /* From that holder alone. *reply: {1, token}; {1, -1, holder}, where another one has it. */
@@ -361,7 +360,6 @@ int hl__redis_holders(hl_session *base, const hl_lease_filter *filter, hl_holder
 static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   hl__redis_call call;
-  redisReply *reply;
   if (session->store->cluster)
     return hl__error(error, HL_EUNSUPPORTED,
                      "a quorum needs servers that raise the tokens of all trees at "
@@ -369,10 +367,8 @@ static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_er
   hl__redis_call_init(&call, session->store, HL__REDIS_RAISE, 0);
   hl__redis_number(&call, (int64_t)(token >> 8));
   memory_add(&call, session, 0);
-  int status = run(session, &call, deadline, &reply, error);
-  if (status) return status;
-  freeReplyObject(reply);
-  return hl__redis_replicated(session, deadline, error);
+  int status = run(session, &call, deadline, NULL, error);
+  return status ? status : hl__redis_replicated(session, deadline, error);
 }
 
 const hl_lease_ops hl__redis_leases = {.refresh = lease_refresh,

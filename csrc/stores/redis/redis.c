@@ -23,8 +23,7 @@ static int layout_agree(hl__redis_session *session, int64_t deadline, hl_error *
   if (status == HL_OK) status = hl__redis_command(session, deadline, 2, get, &reply, error);
   if (status == HL_OK && reply->type == REDIS_REPLY_NIL) { /* the first, or it was emptied */
     freeReplyObject(reply);
-    status = hl__redis_command(session, deadline, 3, set, &reply, error);
-    if (status == HL_OK) freeReplyObject(reply);
+    status = hl__redis_command(session, deadline, 3, set, NULL, error);
     if (status == HL_OK) status = hl__redis_command(session, deadline, 2, get, &reply, error);
   }
   if (status) return status;

@@ -289,7 +289,7 @@ int hl__redis_unawaited(hl__redis_session *session, hl_error *error);
 int hl__redis_await(hl__redis_session *session, int64_t deadline, bool interruptible,
                     redisReply **reply, hl_error *error);
 /* Sends one command of words and waits for its answer, which is freed where it is an error, as
-   hl__redis_error says. */
+   hl__redis_error says. reply NULL: it is freed in any case. */
 int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
                       const char *const *words, redisReply **reply, hl_error *error);
 /* Reads the answers that no caller awaits. HL_OK, HL_TIMEOUT, HL_ECONNECTION. */

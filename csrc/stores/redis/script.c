@@ -146,12 +146,8 @@ void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store, const hl
   free(text);
 }
 
-/* After update rows the others begin with the rows of the roots. */
 void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n) {
-  size_t count = 0, updates = hl__update_rows(rows, n);
-  rows += updates;
-  n -= updates;
-  while (count < n && rows[count].level == 0) count++;
+  size_t count = hl__roots(&rows, n);
   char *at = room(call, count * 9);
   char tag[10];
   for (size_t i = 0; at && i < count; i++) {

@@ -166,10 +166,7 @@ unsigned hl__redis_cluster_size(hl__redis_store *store) {
 
 int hl__redis_one_root(const hl__redis_store *store, const hl_row *rows, size_t n,
                        hl_error *error) {
-  size_t roots = 0, updates = hl__update_rows(rows, n);
-  rows += updates;
-  n -= updates;
-  while (roots < n && rows[roots].level == 0) roots++;
+  size_t roots = hl__roots(&rows, n);
   if (!store->cluster || roots < 2) return HL_OK;
   return hl__error(error, HL_EUNSUPPORTED,
                    "the call is over %zu roots: in Redis Cluster each has a slot "

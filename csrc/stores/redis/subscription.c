@@ -21,14 +21,10 @@
 
 static int subscribe(hl__redis_store *store, hl__redis_session **result) {
   const char *words[] = {"SUBSCRIBE", store->channel};
-  redisReply *reply;
   int64_t deadline = hl__now_ms() + CONNECT_MS;
   int status = hl__redis_connect(store, deadline, result, NULL);
-  if (status == HL_OK) status = hl__redis_command(*result, deadline, 2, words, &reply, NULL);
-  if (status == HL_OK) {
-    freeReplyObject(reply);
-    return HL_OK;
-  }
+  if (status == HL_OK) status = hl__redis_command(*result, deadline, 2, words, NULL, NULL);
+  if (status == HL_OK) return HL_OK;
   hl__redis_disconnect(*result);
   *result = NULL;
   return status;

@@ -81,9 +81,7 @@ static void leave(hl__redis_session *session, const hl_request *request) {
 }
 
 int64_t hl__redis_answer_by(const hl__redis_session *session) {
-  int64_t usual = hl__now_ms() + HL__REDIS_ANSWER_MS;
-  int64_t patience = session->face->patience;
-  return usual < patience ? usual : patience;
+  return hl__within_ms(HL__REDIS_ANSWER_MS, session->face->patience);
 }
 
 enum { BLOCKED = 0, GRANTED = 1, FORGETFUL = 2, RECALLED = 3 };

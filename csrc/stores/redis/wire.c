@@ -159,14 +159,19 @@ int hl__redis_await(hl__redis_session *session, int64_t deadline, bool interrupt
 int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
                       const char *const *words, redisReply **reply, hl_error *error) {
   size_t sizes[8];
+  redisReply *unread;
+  bool reads = reply != NULL;
+  if (!reads) reply = &unread;
   *reply = NULL;
   for (size_t i = 0; i < n; i++) sizes[i] = strlen(words[i]);
   int status = hl__redis_queue(session, n, words, sizes, error);
   if (status == HL_OK) status = hl__redis_await(session, deadline, false, reply, error);
   if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status) return status;
-  if ((*reply)->type != REDIS_REPLY_ERROR) return HL_OK;
-  status = hl__redis_error(session, (*reply)->str, error);
+  if ((*reply)->type == REDIS_REPLY_ERROR)
+    status = hl__redis_error(session, (*reply)->str, error);
+  else if (reads)
+    return HL_OK;
   freeReplyObject(*reply);
   *reply = NULL;
   return status;

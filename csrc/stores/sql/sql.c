@@ -98,11 +98,7 @@ char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, s
   free(nodes);
   if (!sql) return NULL;
   const hl_row *rows = hl_plan_rows(plan, &n);
-  size_t updates = hl__update_rows(rows, n);
-  rows += updates;
-  n -= updates;
-  size_t roots = 0, used = strlen(sql), each = sizeof format + stem + 64;
-  while (roots < n && rows[roots].level == 0) roots++;
+  size_t roots = hl__roots(&rows, n), used = strlen(sql), each = sizeof format + stem + 64;
   char *longer = realloc(sql, used + roots * each + 1);
   if (!longer) {
     free(sql);
