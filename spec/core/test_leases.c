@@ -218,7 +218,7 @@ static int fake_open(const hl_store_config *config, hl_store **result, hl_error 
 
 #define SOON_MS 10000
 
-static hl_manager *open_with(int64_t hold_timeout) {
+static hl_manager *open_with(int64_t hold_timeout, bool only) {
   static const hl_store_ops *const known[] = {&fake, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
@@ -226,6 +226,8 @@ static hl_manager *open_with(int64_t hold_timeout) {
   int64_t end = hl__now_ms() + SOON_MS;
   while (stores > 0 && hl__now_ms() < end) (void)usleep(1000);
   assert_int_equal(stores, 0);
+  /* Nor does a worker of that manager look any more. */
+  fake.traits.leases_only = fake.traits.drop_sends = only;
   memset(&store, 0, sizeof store);
   config.dsn = "mysql://nobody@nowhere/nothing";
   config.stores = known;
@@ -234,16 +236,10 @@ static hl_manager *open_with(int64_t hold_timeout) {
   return manager;
 }
 
-static hl_manager *open_manager(void) {
-  fake.traits.leases_only = fake.traits.drop_sends = false;
-  return open_with(30000);
-}
+static hl_manager *open_manager(void) { return open_with(30000, false); }
 
 /* The script has only leases, and sends releases. */
-static hl_manager *open_only(int64_t hold_timeout) {
-  fake.traits.leases_only = fake.traits.drop_sends = true;
-  return open_with(hold_timeout);
-}
+static hl_manager *open_only(int64_t hold_timeout) { return open_with(hold_timeout, true); }
 
 static int acquire(hl_manager *manager, int64_t ttl, bool refreshes, bool releases,
                    hl_lock **lock) {
