@@ -49,8 +49,9 @@ static struct {
   atomic_int stores;     /* opened in this process and its parent */
   atomic_int opened, closed, locks, unlocks, renewals, looks, interrupts, asked;
   atomic_int behind;   /* renewals that were sent behind a release */
-  atomic_int slow;     /* the close with this number takes a while */
-  atomic_bool closing; /* that is going on */
+  atomic_int slow;     /* the close with this number takes a while: */
+  atomic_bool reached; /* it has begun, */
+  atomic_bool closing; /* and is going on */
   atomic_bool cut;     /* the next question who holds finds that its connection has ended */
 } store;
 
@@ -93,7 +94,7 @@ static int fake_session_open(hl_store *self, int64_t deadline, hl_session **resu
 
 static void fake_session_close(hl_session *self) {
   bool slow = atomic_fetch_add(&store.closed, 1) + 1 == store.slow;
-  if (slow) store.closing = true;
+  if (slow) store.closing = store.reached = true;
   if (slow) (void)usleep(SLOW_US);
   if (slow) store.closing = false;
   free(self);
@@ -909,7 +910,9 @@ static void *ask_again(void *manager) {
 static void exit_beside(void *(*fn)(void *), void *argument) {
   pthread_t thread;
   if (pthread_create(&thread, NULL, fn, argument) != 0 || pthread_detach(thread) != 0) _exit(8);
-  while (!store.closing) (void)usleep(500);
+  int64_t end = hl__now_ms() + SOON_MS;
+  while (!store.reached && hl__left_ms(end) > 0) (void)usleep(500);
+  if (!store.reached) _exit(7);
   exit(0);
 }
 
