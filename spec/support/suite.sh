@@ -90,6 +90,7 @@ take() {                                # QUEUE: sets $item; false: there is non
 stood() {                               # what the file's processes do now; with gdb, where
   local pid
   echo "Still running after $LIMIT s:"
+  [[ $item == *.lua* ]] || cat "$file.log"
   ps -e -o pgid,pid,ppid,stat,wchan:24,args | awk -v group="$child" 'NR == 1 || $1 == group'
   command -v gdb >/dev/null || return 0
   for pid in $(ps -e -o pgid=,pid=,comm= | awk -v group="$child" '$1 == group && $3 ~ /^(lua|test_)/ { print $2 }'); do
