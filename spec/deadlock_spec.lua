@@ -337,6 +337,21 @@ describe("a deadlock", function()
       two:release "x"
       assert.is_truthy(third:result())
     end)
+
+    it("is none with a process that was killed while it waited", function()
+      local one, manager = support.process(store), support.open(store)
+      finally(function() manager:close() end)
+      local mine = assert(manager:acquire(A))
+      assert(one:acquire("x", "acquire", B):result())
+      one:acquire("y", "acquire", A, { timeout = 60 })
+      support.wait_for_waiters(store, A, 1)
+      one:signal "sigkill"
+      -- No thread looked for deaths meanwhile.
+      local handle, err = manager:acquire(B, { timeout = 10 })
+      assert.is_truthy(handle, tostring(err))
+      handle:release()
+      mine:release()
+    end)
   end)
 
   it("is never told by a store that grants everything", function()

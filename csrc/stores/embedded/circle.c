@@ -4,13 +4,12 @@
  * A session that waits has published for which node its agent blocks, before it looks. It follows
  * the waits: from a node to the waiter before it and the holders in its way, to their agents, to
  * the nodes for which those block. A wait of less than a second is not published. The wait that
- * closes a circle comes last, when all others of it stand; so the session that publishes it sees
- * all of it, and gives way.
+ * closes a circle comes last, when all others stand; so its session sees all of it and gives way.
  *
- * The first walk locks one partition at a time, and may see a circle that never was at one moment.
- * So a second walk, with all partitions locked in ascending order, must find the circle again. The
- * session that finds it ends its wait before it unlocks them. So of two that see the same circle
- * one gives way.
+ * The first walk locks one partition at a time, and may see a circle that never was at one moment,
+ * or that a dead process closes. So the dead are mended, and a second walk, with all partitions
+ * locked in ascending order, must find the circle again. The session that finds it ends its wait
+ * before it unlocks them. So of two that see the same circle one gives way.
  */
 #include "embedded.h"
 
@@ -141,6 +140,7 @@ int hl__shm_circle(hl__shm_space *space, uint32_t index, hl_error *error) {
   bool found = walk_from(self, false, deadline);
   if (found) {
     uint32_t p = 0;
+    hl__shm_sweep_out(space, deadline);
     while (p < HL__SHM_PARTS && hl__shm_part_lock(space, p, deadline, NULL) == HL_OK) p++;
     found = p == HL__SHM_PARTS && walk_from(self, true, deadline) && give_way(space, index);
     while (p-- > 0) hl__shm_part_unlock(space, p);
