@@ -101,7 +101,7 @@ void hl__pool_idle(hl_manager *manager, hl__connection *connection) {
   connection->idle_since = hl__now_ms();
   connection->asked = 0;
   idle_insert(manager, connection);
-  (void)pthread_cond_signal(&manager->pool.freed);
+  (void)pthread_cond_broadcast(&manager->pool.freed);
   manager->pool.room(manager);
 }
 
@@ -109,7 +109,7 @@ void hl__pool_unlink(hl_manager *manager, hl__connection *connection) {
   if (connection->state == HL__IDLE) idle_remove(manager, connection);
   all_remove(manager, connection);
   sent_end(connection, false);
-  (void)pthread_cond_signal(&manager->pool.freed);
+  (void)pthread_cond_broadcast(&manager->pool.freed);
   manager->pool.room(manager);
 }
 
@@ -348,7 +348,7 @@ static int find(hl_manager *manager, const hl__take *take, hl__connection **foun
   for (;;) {
     if (manager->closed || (given_up && (*given_up || manager->cancelled)))
       return hl__manager_closed_error(error);
-    if (take->try_once && !take->fresh && !take->query && scarce) releases_await(manager, dead);
+    if (take->try_once && !take->fresh && scarce) releases_await(manager, dead);
     /* Calls leave one connection to queries, which refresh leases, though it be idle. */
     unsigned limit = scarce ? limit_of(manager, take->query) : UINT32_MAX;
     bool room = manager->pool.count - manager->pool.idle_count < limit;
@@ -443,7 +443,7 @@ static int run_once(hl_manager *manager, const hl__take *take,
 int hl__pool_run(hl_manager *manager, int (*run)(hl_session *, void *, hl_error *), void *context,
                  int64_t deadline, hl_error *error) {
   bool fresh;
-  hl__take take = {.query = true, .try_once = true, .deadline = deadline};
+  hl__take take = {.query = true, .deadline = deadline};
   int status = run_once(manager, &take, run, context, &fresh, error);
   if (status == HL_ECONNECTION && !fresh && hl__left_ms(deadline) > 0) {
     take.fresh = true;

@@ -97,7 +97,7 @@ typedef struct hl__pool {
   unsigned reserved;
   /* Called, with the manager's mutex, whenever there is more room than before. */
   void (*room)(hl_manager *manager);
-  pthread_cond_t freed; /* signalled likewise, for threads in hl__pool_take */
+  pthread_cond_t freed; /* broadcast likewise, for threads in hl__pool_take */
 } hl__pool;
 
 /* How a thread takes a connection. */

@@ -482,9 +482,10 @@ static void a_call_that_is_given_up_waits_for_no_connection(void **state) {
   hl_plan *plan = plan_of(manager, "u2"), *other = plan_of(manager, "u3");
   hl_options forever = HL_OPTIONS_INIT, once = HL_OPTIONS_INIT;
   int met = 0; /* its worker waits, most likely */
+  int64_t end = hl__now_ms() + 3 * SOON_MS;
   forever.timeout = HL_FOREVER;
   once.timeout = 0;
-  for (int round = 0; round < 1000 && met < 5; round++) {
+  while (met < 5 && hl__left_ms(end) > 0) {
     hl_pending *pending;
     hl_lock *lock = NULL;
     assert_int_equal(hl_start(manager, plan, &forever, &pending, NULL), HL_OK);
@@ -492,8 +493,8 @@ static void a_call_that_is_given_up_waits_for_no_connection(void **state) {
     if (lock) (void)usleep(20000);
     if (lock && !hl_pending_done(pending)) met++;
     hl_pending_free(pending);
-    int64_t end = hl__now_ms() + SOON_MS;
-    while (reserved(manager) > 0 && hl__left_ms(end) > 0) (void)usleep(500);
+    int64_t soon = hl__now_ms() + SOON_MS;
+    while (reserved(manager) > 0 && hl__left_ms(soon) > 0) (void)usleep(500);
     assert_int_equal(reserved(manager), 0);
     hl_lock_free(lock);
   }
@@ -751,6 +752,43 @@ static void a_call_takes_no_query_s_connection(void **state) {
   hl_manager_close(manager);
 }
 
+static void *acquire_main(void *manager) {
+  hl_lock *lock = NULL;
+  if (try_acquire(manager, "u2", SOON_MS, &lock) != HL_OK) return NULL;
+  hl_lock_free(lock);
+  return manager;
+}
+
+static void *ask_all(void *manager) {
+  return hl_manager_holders(manager, NULL, no_holder, NULL, NULL) == HL_OK ? manager : NULL;
+}
+
+/* The store is slow for the first of them. A call that waits, too, cannot go on with what they leave. */
+static void queries_take_turns_on_their_connection(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 1);
+  hl_lock *lock = acquire(manager, "u1");
+  pthread_t threads[5];
+  store.asks = true;
+  for (int i = 0; i < 5; i++) {
+    assert_int_equal(pthread_create(&threads[i], NULL, i == 1 ? acquire_main : ask_all, manager),
+                     0);
+    (void)await(&store.asked, 1);
+    (void)usleep(5000);
+  }
+  int64_t begun = hl__now_ms();
+  store.asks = false;
+  for (int i = 0; i < 5; i++) {
+    void *answered;
+    if (i == 4) hl_lock_free(lock);
+    assert_int_equal(pthread_join(threads[(i + 2) % 5], &answered), 0);
+    assert_non_null(answered);
+  }
+  assert_true(hl__now_ms() - begun < SOON_MS / 2); /* and not when their time was up */
+  assert_int_equal(store.opened, 2);
+  hl_manager_close(manager);
+}
+
 static int acquire_beside(const char *dsn, const char *other) {
   hl_manager *one = open_at(dsn, 60000, 0), *two = open_at(other, 60000, 0);
   hl_plan *plan = plan_of(one, "u1"), *same = plan_of(two, "u1");
@@ -809,13 +847,6 @@ static void a_lost_lock_leaves_room(void **state) {
   }
   assert_true(best <= 500);
   hl_manager_close(manager);
-}
-
-static void *acquire_main(void *manager) {
-  hl_lock *lock = NULL;
-  if (try_acquire(manager, "u2", SOON_MS, &lock) != HL_OK) return NULL;
-  hl_lock_free(lock);
-  return manager;
 }
 
 static void a_lost_lock_leaves_room_for_a_thread(void **state) {
@@ -992,6 +1023,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_session_that_was_ended_is_used_by_nobody_else),
       cmocka_unit_test(a_query_takes_no_call_s_connection),
       cmocka_unit_test(a_call_takes_no_query_s_connection),
+      cmocka_unit_test(queries_take_turns_on_their_connection),
       cmocka_unit_test(a_try_has_time_to_connect),
       cmocka_unit_test(no_agent_waits_for_itself_at_another_server),
       cmocka_unit_test(a_lost_lock_leaves_room),
