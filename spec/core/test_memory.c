@@ -638,6 +638,47 @@ static void nothing_leaks_without_a_server(void **state) {
   }
 }
 
+/* The lease is there, and is what its text says. */
+static void imports_without_memory(const char *dsn) {
+  hl_manager *manager = open_manager(dsn);
+  assert_non_null(manager);
+  for (long n = 1, last = 1; n <= last; n++) {
+    char user[24], *text;
+    (void)snprintf(user, sizeof user, "u%ld", n);
+    hl_plan *plan = plan_of(manager, user, "a", 3, HL_EXCLUSIVE);
+    hl_options options = HL_OPTIONS_INIT;
+    hl_lock *lock = NULL;
+    options.ttl = SOON_MS;
+    assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+    assert_int_equal(hl_lock_export(lock, &text, NULL), HL_OK);
+    hl_lock_free(lock);
+    atomic_store(&calls, 0);
+    atomic_store(&failing, n == 1 ? LONG_MAX : n - 1);
+    int status = hl_import(manager, text, strlen(text), NULL, &lock, NULL);
+    if (n == 1) last = atomic_load(&calls) + 1;
+    atomic_store(&failing, 0);
+    if (status != HL_OK && status != HL_ENOMEM && status != HL_ESTORE)
+      fail_msg("%s: import says %d when call %ld fails", dsn, status, n - 1);
+    hl_lock_free(lock);
+    hl_plan_free(plan);
+    free(text);
+  }
+  hl_manager_close(manager);
+}
+
+static void an_import_says_that_there_is_no_memory(void **state) {
+  static const char *const stems[] = {"file:%s/f", "sqlite:%s/s"};
+  (void)state;
+  for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
+    char directory[] = "/dev/shm/hierlock-test-XXXXXX", dsn[80], command[80];
+    assert_non_null(mkdtemp(directory));
+    (void)snprintf(dsn, sizeof dsn, stems[i], directory);
+    imports_without_memory(dsn);
+    (void)snprintf(command, sizeof command, "rm -rf %s", directory);
+    assert_int_equal(system(command), 0);
+  }
+}
+
 /* At no port of them is a server; then the process has no descriptor for any. MySQL and
    PostgreSQL: see every_allocation. */
 static void nothing_leaks_where_open_fails(void **state) {
@@ -683,6 +724,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(nothing_leaks_on_redis),
       cmocka_unit_test(nothing_leaks_on_memcached),
       cmocka_unit_test(nothing_leaks_without_a_server),
+      cmocka_unit_test(an_import_says_that_there_is_no_memory),
       cmocka_unit_test(nothing_leaks_where_open_fails),
       cmocka_unit_test(nothing_is_left),
   };

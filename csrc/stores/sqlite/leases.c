@@ -182,14 +182,14 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
 /* --------------------------------------------------------------- adopting */
 
 static bool is_same_rows(sqlite3_stmt *it, const hl_request *request) {
-  size_t size = request->n * HL__SQLITE_ROW_SIZE;
-  const void *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
-  if (!blob || (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS) != size) return false;
-  uint8_t *packed = malloc(size);
-  if (packed) hl__sqlite_rows_pack(request->rows, request->n, packed);
-  bool same = packed && memcmp(blob, packed, size) == 0;
-  free(packed);
-  return same;
+  const uint8_t *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
+  size_t size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS), i = 0;
+  if (size != request->n * HL__SQLITE_ROW_SIZE) return false;
+  for (uint8_t row[HL__SQLITE_ROW_SIZE]; i < request->n; i++, blob += sizeof row) {
+    hl__sqlite_rows_pack(&request->rows[i], 1, row);
+    if (memcmp(blob, row, sizeof row) != 0) break;
+  }
+  return i == request->n;
 }
 
 static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
@@ -212,6 +212,8 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
                       hl__replaces(terms, sqlite3_column_blob(it, HL__COLUMN_HOLDER), self->grant);
       record.rows = is_same_rows(it, self->request);
       self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+      /* Where it has no memory for a column, the column is NULL. */
+      if (sqlite3_errcode(session->db) == SQLITE_NOMEM) code = SQLITE_NOMEM;
     }
     *status = hl__sqlite_judge(it, code, &record, error);
   }
