@@ -258,15 +258,11 @@ int hl_lock_close(hl_lock *lock, hl_error *error) {
   return status == HL_ERELEASED ? HL_OK : status;
 }
 
-/* A forked child gives back only its copy of the reference: its copy of a connection may have
-   another one. References of the parent's threads stay. */
 static void lease_end(const hl_lock *lock) {
-  if (!hl__lock_is_foreign(lock)) {
-    if (lock->lease->releases)
-      (void)hl__lease_release(lock->lease, false, NULL);
-    else
-      (void)hl__lease_leave(lock->lease, NULL);
-  }
+  if (lock->lease->releases)
+    (void)hl__lease_release(lock->lease, false, NULL);
+  else
+    (void)hl__lease_leave(lock->lease, NULL);
   hl__lease_unref(lock->lease);
 }
 
@@ -275,10 +271,11 @@ void hl_lock_free(hl_lock *lock) {
   if (!lock) return;
   hl__agent_forget(&lock->held);
   if (leave_to_occupant(lock, HL__AFTERWARDS_FREE)) return;
-  /* A connection of the parent's is the parent's: see hl__manager_renew. */
-  if (lock->lease)
+  /* The parent's connections and leases are the parent's: see hl__manager_renew. */
+  bool ours = !hl__lock_is_foreign(lock);
+  if (ours && lock->lease)
     lease_end(lock);
-  else if (lock->hold.connection && !hl__lock_is_foreign(lock))
+  else if (ours && lock->hold.connection)
     (void)hl__hold_release(&lock->hold, false, NULL);
   hl_plan_free(lock->plan);
   hl_plan_free(lock->replaced);
