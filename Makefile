@@ -380,6 +380,7 @@ demo: deps-build+demo
 ifndef MYSQL_DSN
 test: export HIERLOCK_REQUIRE := mysql mariadb postgresql redis memcached nginx php
 endif
+test: export LANES ?= $(shell echo $$(($$(nproc) * 5)))
 test: says-what-comes deps-build+test$(if $(MYSQL_DSN),,+servers)
 	@$(MAKE) --no-print-directory suite
 

@@ -15,20 +15,22 @@
 # Files that measure how exact time-outs are, or how soon something is sent, run at the end and one by one, for
 # beside others they would measure the machine.
 #
-# The order of files, and of the specs within one, is random: it follows from SEED, which is printed. LIMIT: the
-# seconds after which a file that still runs is ended and counts as failed. UNTIL: a time (as of `date +%s`) after
-# which no further file begins; the report names those that did not. What failed beside others runs again even then.
+# Those that took longest in the last run begin first: the cache has their seconds; not with UNTIL. The order of the
+# other files, and of the specs within one, is random: it follows from SEED, which is printed. LIMIT: the seconds after
+# which a file that still runs is ended and counts as failed. UNTIL: a time (as of `date +%s`) after which no further
+# file begins; the report names those that did not. What failed beside others runs again even then.
 
 set -euo pipefail
 self=$(realpath "${BASH_SOURCE[0]}")
 cd "$(dirname "$self")/../.."
 export LANES=${LANES:-$(($(nproc) * 3))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
+seconds=${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}/seconds
 alone='(/.*_cost_spec\.lua|/with_spec\.lua|@gives_up)$'
 # What needs no server. HIERLOCK_REQUIRE says so if that is wrong.
 light='(@(embedded|sqlite|quorum)|/(check|command_completion|deadlock_random|error|finalizer|misuse|plan|quorum_tables|structure)_spec\.lua(@.*)?|/test_(cancel|core|embedded_directory|embedded_store|leases|misuse|sessions|unload))$'
-# What takes longest begins first: the others go on beside it.
-long='/(test_memory|(quorum_tables|quorum_list|rows[a-z_]*|memory|redis_sentinel|redis_cluster|storm|command_doctor[a-z_]*|mysql_trouble|server|mysql_leases|postgresql_security|memcached|attach|update)_spec\.lua(@.*)?)$'
+# What takes longest begins first: the others go on beside it. Here, until a run has said what that is.
+long='/(test_memory|test_started|(attach|command_(doctor[a-z_]*|kill|leases|many|run)|command|exit|leases|loop|matrix|memcached|memory|mysql_leases|mysql_silence|mysql_trouble|postgresql_leases|postgresql_security|quorum|quorum_list|quorum_tables|redis|redis_cluster|redis_sentinel|rows[a-z_]*|scenarios|server|storm|update)_spec\.lua(@.*)?)$'
 
 # --- Parts of files ----------------------------------------------------------------------------
 
@@ -69,6 +71,27 @@ in_parts() {                            # LUA:FILE…: one a line, each in its p
     for part in $(words "${item#*:}"); do echo "$item@$part"; done
     if grep -q '^-- Parts: ' "${item#*:}"; then echo "$item@rest"; else echo "$item"; fi
   done
+}
+
+# --- The order ----------------------------------------------------------------------------------
+
+in_order() {                            # stdin: items; those that took 5 s first
+  awk -v seed="$SEED" -v long="$long" 'BEGIN { srand(seed) }
+    !items { seconds[$2] = $1; next }
+    { took = ($0 in seconds) ? seconds[$0] : ($0 ~ long) ? 1000 + rand() : 0
+      print (took >= 5 ? -took : rand()) "\t" $0 }
+  ' "$([[ ! ${UNTIL:-} && -e $seconds ]] && echo "$seconds" || echo /dev/null)" items=1 - | sort -g | cut -f 2-
+}
+
+remember() {                            # what each took, for the next run
+  local result
+  [[ ! ${UNTIL:-} ]] || return 0        # which has another order each time
+  mkdir -p "${seconds%/*}"
+  touch "$seconds"
+  { for result in "$work"/*.result; do [[ ! -e $result || -e ${result%.result}.first ]] || cat "$result"; done
+    sed 's/^/0 0 /' "$seconds"
+  } | awk '!$1 && !seen[$NF]++ && NR < 2000 { print (NF > 3 ? $3 : $2 / 10), $NF }' >"$seconds.$$"
+  mv "$seconds.$$" "$seconds"
 }
 
 # --- One lane: takes files from the queue until there are none ---------------------------------
@@ -280,7 +303,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
 
-in_parts "$@" | awk -v seed="$SEED" -v long="$long" 'BEGIN { srand(seed) } { print ($0 ~ long ? 0 : rand()) "\t" $0 }' | sort -n | cut -f 2- >"$work/all"
+in_parts "$@" | in_order >"$work/all"
 grep -Ev "$alone" "$work/all" | grep -Ev "$light" >"$work/queue" || true
 grep -Ev "$alone" "$work/all" | grep -E "$light" >"$work/light" || true
 grep -E "$alone" "$work/all" >"$work/alone" || true
@@ -307,6 +330,7 @@ done
 lanes=()
 cat "$work/light" "$work/alone" >>"$work/queue"
 [[ ! -s $work/queue ]] || { status=1; echo "Not run:"; cat "$work/queue"; }
+remember
 report || status=1
 [[ ! -e $work/late ]] || sort "$work/late" | sed 's/^/Not begun, for want of time: /'
 exit "$status"
