@@ -88,8 +88,13 @@ function parser:error(message)
   leave(USAGE, message)
 end
 
+-- The one that is named, which is the first word; all of them for what looks at all, as an error does.
+local named_alone = {}
+for _, name in ipairs(SUBCOMMANDS) do if name == arg[1] then named_alone[1] = name end end
+for _, word in ipairs(arg) do if word:find "^%-%-completion" then named_alone[1] = nil end end
+
 local subcommands = {}
-for _, name in ipairs(SUBCOMMANDS) do
+for _, name in ipairs(named_alone[1] and named_alone or SUBCOMMANDS) do
   local subcommand = own("hierlock.command." .. name)
   local subparser = parser:command(name, subcommand.description):summary(subcommand.summary)
   function subparser:error(message) return parser.error(self, message) end
