@@ -621,7 +621,8 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
     if (status == HL_OK) {
       lease->terms.place = grant.place;
       lease->terms.token = grant.token;
-      status = hl__lease_use(lease, error); /* released meanwhile? */
+      status = hl__lease_stands(lease, error); /* released meanwhile, or over? */
+      if (status) call->lock->unsure = true;
       break;
     }
     bool again = status == HL_TIMEOUT && !request->try_once && hl__left_ms(call->deadline) > 0;

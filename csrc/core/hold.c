@@ -187,7 +187,7 @@ int hl__hold_check(hl__hold *hold, hl_error *error) {
     connection->asked = sent;
     status = hl__hold_settle(manager, connection, HL_FOREVER, &reason);
   }
-  if (status == HL_OK) status = ops->check(connection->session, &reason);
+  if (status == HL_OK) status = hl__connection_check(manager, connection, &reason);
   hl__connection_mutex_unlock(connection);
   return status == HL_OK ? HL_OK : hl__hold_lose(hold, &reason, error);
 }

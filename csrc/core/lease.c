@@ -317,6 +317,11 @@ int hl__lease_use(hl__lease *lease, hl_error *error) {
   return lease->state == HL__LEASE_HELD ? HL_OK : not_held(lease, error);
 }
 
+int hl__lease_stands(hl__lease *lease, hl_error *error) {
+  int status = hl__lease_use(lease, error);
+  return status == HL_OK && left(lease) == 0 ? over_error(error) : status;
+}
+
 void hl__lease_lost(hl__lease *lease, const hl_error *why) {
   if (lease->state == HL__LEASE_HELD) (void)lose(lease, why);
 }

@@ -90,6 +90,8 @@ void hl__lease_loss(hl__lease *lease, hl_error *error);
 
 /* HL_OK: the lease is HELD, or over; HL_ELOST, HL_ERELEASED. */
 int hl__lease_use(hl__lease *lease, hl_error *error) HL__REQUIRES(hl__manager_mutex);
+/* As hl__lease_use, but HL_ELOST also when the lease is over. */
+int hl__lease_stands(hl__lease *lease, hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* Sets the end of the lease to `end`, unless it is later already. */
 void hl__lease_until(hl__lease *lease, int64_t end) HL__REQUIRES(hl__manager_mutex);
 /* Ends the lease, of which the store has said HL_ELOST, and why. */

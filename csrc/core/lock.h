@@ -32,9 +32,9 @@ struct hl_lock {
   unsigned generation; /* of the process that acquired it */
   bool released;       /* hl_lock_release has been called */
   /* The store may have rows exclusively that the plan has for update. Of a lease: an upgrade was
-     not answered or was given up, or a downgrade has failed; the store may carry it out late, so
-     this is never reset. Of a session whose store gives back no single row: an upgrade has failed,
-     perhaps after some of its rows. Belongs to the thread that uses the lock. */
+     given up or not answered in time, or a downgrade has failed; the store may carry it out late,
+     so this is never reset. Of a session whose store gives back no single row: an upgrade has
+     failed, perhaps after some of its rows. Belongs to the thread that uses the lock. */
   bool unsure;
   /* Atomic for a cancelled downgrade, which a worker commits while the owner may read. The owner
      may have the plan that the worker replaced, so that one stays until the lock is freed. */

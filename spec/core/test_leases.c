@@ -826,6 +826,29 @@ static void a_failed_downgrade_is_made_again(void **state) {
   hl_manager_close(manager);
 }
 
+/* The store makes the conversion while the lease is there, and answers when its time is up: another
+   program may have its nodes. A refresh tells, and then the store is asked for the mode again. */
+static void what_is_converted_too_late_is_lost(void **state) {
+  (void)state;
+  fake.traits.updates = fake.traits.leases_update = true;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = update_lease(manager);
+  for (int downgrades = 0; downgrades < 2; downgrades++) {
+    store.grant_after = (hl_grant){.token = 512, .until_ms = hl__boot_ms()};
+    assert_int_equal(downgrades ? hl_lock_downgrade(lock, NULL) : hl_lock_upgrade(lock, NULL, NULL),
+                     HL_ELOST);
+    assert_int_equal(hl_lock_look(lock), HL_OVER);
+    assert_int_equal(hl_lock_refresh(lock, 0, NULL), HL_OK);
+    assert_int_equal(hl_lock_mode(lock), HL_UPDATE);
+    store.grant_after.until_ms = 0;
+    assert_int_equal(hl_lock_downgrade(lock, NULL), HL_OK);
+    assert_int_equal(store.converts, downgrades ? 5 : 2);
+    if (!downgrades) assert_int_equal(hl_lock_upgrade(lock, NULL, NULL), HL_OK);
+  }
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
 /* The place and the token that the store gives are what it is asked with from then on. One that
    changes nothing is not asked for. */
 static void what_an_upgrade_is_granted_is_the_lease_s(void **state) {
@@ -1060,6 +1083,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_few_workers_refresh_many),
       cmocka_unit_test(what_becomes_a_lease_is_believed_no_longer_than_one),
       cmocka_unit_test(a_failed_downgrade_is_made_again),
+      cmocka_unit_test(what_is_converted_too_late_is_lost),
       cmocka_unit_test(what_an_upgrade_is_granted_is_the_lease_s),
       cmocka_unit_test(an_upgrade_is_tried_again),
       cmocka_unit_test(a_cancelled_downgrade_claims_no_more),

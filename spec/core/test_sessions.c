@@ -335,6 +335,18 @@ static void what_came_during_a_call_may_be_its_loss(void **state) {
   hl_manager_close(manager);
 }
 
+/* The store may have released the lock before the check is answered: a process may be stopped between the
+   question and the answer. */
+static void a_check_whose_answer_comes_too_late_is_lost(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  hl_lock *lock = acquire(manager, "u1");
+  store.sign_age = 60000;
+  assert_int_equal(hl_lock_check(lock, NULL), HL_ELOST);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
 /* A message behind the answer to a check counts: the server says that it ends the connection,
    say. */
 static void a_check_looks_once_more_behind_the_answer(void **state) {
@@ -1019,6 +1031,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_release_ends_the_extend_that_waits),
       cmocka_unit_test(a_wait_that_ends_early_goes_on),
       cmocka_unit_test(a_call_that_hangs_is_ended),
+      cmocka_unit_test(a_check_whose_answer_comes_too_late_is_lost),
       cmocka_unit_test(a_check_looks_once_more_behind_the_answer),
       cmocka_unit_test(a_session_that_was_ended_is_used_by_nobody_else),
       cmocka_unit_test(a_query_takes_no_call_s_connection),
