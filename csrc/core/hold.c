@@ -206,9 +206,13 @@ static int send_release(hl_manager *manager, hl__connection *connection, bool co
   return status == HL_OK ? ops->settle(connection->session, end, error) : status;
 }
 
-/* hl_manager_close has sent the release to a server, and ended the session without its answer. */
-static int closed_release(const hl_manager *manager, hl_error *error) {
-  if (!manager->ops->traits.expires) return HL_OK;
+/* The confirmed release of a lock that has ended: by a deadlock; or hl_manager_close has sent the
+   release to a server, and ended the session without its answer. */
+static int ended_release(hl_manager *manager, hl_error *error) {
+  hl__manager_mutex_lock(manager);
+  bool closed = manager->closed;
+  hl__manager_mutex_unlock(manager);
+  if (!closed || !manager->ops->traits.expires) return HL_OK;
   return hl__error(error, HL_ECONNECTION,
                    "the release is not confirmed: the lock was released when its manager was "
                    "closed, which does not wait for the answer");
@@ -217,7 +221,7 @@ static int closed_release(const hl_manager *manager, hl_error *error) {
 int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
   hl_manager *manager = hold->manager;
   int status = hl__hold_use(hold, error);
-  if (status == HL_ERELEASED) return confirm ? closed_release(manager, error) : HL_OK;
+  if (status == HL_ERELEASED) return confirm ? ended_release(manager, error) : HL_OK;
   if (status) return status;
 
   hl__connection *connection = hold->connection;
