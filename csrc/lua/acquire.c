@@ -74,8 +74,7 @@ typedef struct call {
   int n;
   hll_handle *handle;
   hll_pending *pending; /* NULL: it blocks */
-  hll_acquire_options options;
-  hll_asker asker;
+  hll_call_options options;
   hll_plan *borrowed;
   hl_plan *plan; /* its plan, to be filled in between call_begin and call_end */
 } call;
@@ -85,7 +84,7 @@ static void call_begin(lua_State *L, call *c, int n) {
   c->self = hll_manager_check(L);
   c->n = n;
   c->pending = NULL;
-  hll_asker_find(L, c->self, &c->asker);
+  hll_call_options_begin(L, c->self, HLL_ALL, &c->options);
   int shared = hll_manager_shared(L, n);
   hll_manager_account(L, c->self);
   c->borrowed = hll_plan_borrow(L, shared);
@@ -93,8 +92,7 @@ static void call_begin(lua_State *L, call *c, int n) {
   if (hll_starts(L)) c->pending = hll_pending_push(L, shared, lua_gettop(L));
 
   c->manager = hll_manager_still_open(L, c->self);
-  hll_acquire_options_read(L, n, &c->options);
-  hll_asker_add(L, c->self, &c->asker, &c->options.core);
+  hll_call_options_read(L, n, c->self, &c->options);
   c->plan = hll_plan_begin(L, c->borrowed, hl_manager_layout(c->manager));
 }
 
@@ -103,7 +101,7 @@ static void call_tell(lua_State *L, call *c) {
   hll_trace_begin(L, c->n + 1, c->self, "acquire", c->plan,
                   c->pending ? &c->pending->trace : &c->handle->trace);
   c->manager = hll_manager_still_open(L, c->self);
-  hll_acquire_options_again(L, c->n, &c->options);
+  hll_call_options_read(L, c->n, c->self, &c->options);
 }
 
 static int call_end(lua_State *L, call *c) {
@@ -297,13 +295,12 @@ static const hl_plan **push_plans(lua_State *L, size_t n) {
    only looks whether the order allows the call; see lua/hierlock/init.lua. Allocates in Lua only
    what hll.h allows. */
 static int wait_any(lua_State *L) {
-  hll_acquire_options options;
-  hll_asker asker;
+  hll_call_options options;
   hl_error error;
   hll_manager *self = hll_manager_check(L);
   bool checks = lua_toboolean(L, lua_upvalueindex(HLL_CHECKS));
   if (checks && !self->check_order && !self->check_units) return 0;
-  hll_asker_find(L, self, &asker);
+  hll_call_options_begin(L, self, HLL_ALL, &options);
   int shared = hll_manager_shared(L, 3);
   hll_manager_account(L, self);
   if (!lua_istable(L, 2))
@@ -315,8 +312,7 @@ static int wait_any(lua_State *L) {
   hll_pending *pending = hll_pending_push(L, shared, shared + 1);
   const hl_plan **plans = push_plans(L, n);
   hl_manager *manager = hll_manager_still_open(L, self);
-  hll_acquire_options_read(L, 3, &options);
-  hll_asker_add(L, self, &asker, &options.core);
+  hll_call_options_read(L, 3, self, &options);
   bool starts = hll_starts(L);
   if (!starts) options.core.awaited = true;
   for (size_t i = 0; i < n; i++) {

@@ -1,33 +1,10 @@
 /*
- * asker.c - reads the options of acquisitions and of extend, and notes their asker: the program's
- * line, thread and coroutine.
+ * asker.c - reads the options of a call, and notes its asker: the program's line, thread and
+ * coroutine.
  */
 #include "hll.h"
 
 #include <string.h>
-
-/* ------------------------------------------------------------- options */
-
-static bool acquire_option(lua_State *L, const char *name, void *context) {
-  hll_acquire_options *options = context;
-  if (strcmp(name, "timeout") == 0) {
-    options->core.timeout = hll_milliseconds(L, -1, "timeout");
-  } else if (strcmp(name, "mode") == 0) {
-    options->mode = hll_mode(L, -1);
-  } else if (strcmp(name, "label") == 0) {
-    if (lua_type(L, -1) != LUA_TSTRING)
-      hll_misuse(L, "label must be a string, not %s", luaL_typename(L, -1));
-    options->core.label = lua_tolstring(L, -1, &options->core.label_size);
-  } else {
-    return hll_lease_option(L, name, &options->core);
-  }
-  return true;
-}
-
-void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options) {
-  *options = (hll_acquire_options){HL_OPTIONS_INIT, HL_EXCLUSIVE};
-  hll_options(L, index, acquire_option, options);
-}
 
 /* ---------------------------------------------------------- who asks */
 
@@ -66,43 +43,54 @@ static uint64_t strand_number(lua_State *L, const hll_manager *self) {
   return strand;
 }
 
-void hll_asker_find(lua_State *L, const hll_manager *self, hll_asker *asker) {
-  asker->strand = strand_number(L, self);
-  asker->where[0] = '\0';
-  if (self->names_lines) hll_where(L, asker->where);
+void hll_call_options_begin(lua_State *L, const hll_manager *self, unsigned takes,
+                            hll_call_options *options) {
+  options->takes = takes;
+  options->core.kinds = 0;
+  options->strand = strand_number(L, self);
+  options->where[0] = '\0';
+  if (self->names_lines) hll_where(L, options->where);
 }
 
-void hll_asker_add(lua_State *L, const hll_manager *self, const hll_asker *asker,
-                   hl_options *options) {
-  options->where = asker->where;
-  options->agent = self->agent;
-  options->task = asker->strand;
-  if (!self->own_handles) return;
-  options->strand = asker->strand;
-  options->awaited = lua_toboolean(L, lua_upvalueindex(HLL_AWAITS));
-}
+/* ------------------------------------------------------------- options */
 
-void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *options) {
-  hl_options before = options->core;
-  hll_acquire_options_read(L, index, options);
-  options->core.where = before.where;
-  options->core.agent = before.agent;
-  options->core.task = before.task;
-  options->core.kinds = before.kinds;
-  options->core.strand = before.strand;
-  options->core.awaited = before.awaited;
-}
-
-bool hll_lease_option(lua_State *L, const char *name, hl_options *options) {
-  if (strcmp(name, "ttl") == 0)
-    options->ttl = hll_ttl(L, -1);
-  else if (strcmp(name, "owner") == 0)
-    options->owner = hll_text(L, "owner", HL_OWNER_MAX);
-  else if (strcmp(name, "auto_refresh") == 0)
-    options->auto_refresh = hll_boolean(L, name);
-  else if (strcmp(name, "auto_release") == 0)
-    options->auto_release = hll_boolean(L, name);
-  else
+static bool call_option(lua_State *L, const char *name, void *context) {
+  hll_call_options *self = context;
+  hl_options *core = &self->core;
+  if (self->takes & HLL_TIMEOUT && strcmp(name, "timeout") == 0) {
+    core->timeout = hll_milliseconds(L, -1, name);
+  } else if (self->takes & HLL_MODE && strcmp(name, "mode") == 0) {
+    self->mode = hll_mode(L, -1);
+  } else if (self->takes & HLL_LABEL && strcmp(name, "label") == 0) {
+    if (lua_type(L, -1) != LUA_TSTRING)
+      hll_misuse(L, "label must be a string, not %s", luaL_typename(L, -1));
+    core->label = lua_tolstring(L, -1, &core->label_size);
+  } else if (self->takes & HLL_OWNER && strcmp(name, "owner") == 0) {
+    core->owner = hll_text(L, name, HL_OWNER_MAX);
+  } else if (self->takes & HLL_TTL && strcmp(name, "ttl") == 0) {
+    core->ttl = hll_ttl(L, -1);
+  } else if (self->takes & HLL_TTL && strcmp(name, "auto_refresh") == 0) {
+    core->auto_refresh = hll_boolean(L, name);
+  } else if (self->takes & HLL_TTL && strcmp(name, "auto_release") == 0) {
+    core->auto_release = hll_boolean(L, name);
+  } else {
     return false;
+  }
   return true;
+}
+
+void hll_call_options_read(lua_State *L, int index, const hll_manager *self,
+                           hll_call_options *options) {
+  hl_options *core = &options->core;
+  uint64_t kinds = core->kinds;
+  *core = (hl_options)HL_OPTIONS_INIT;
+  options->mode = HL_EXCLUSIVE;
+  hll_options(L, index, call_option, options);
+  core->where = options->where;
+  core->agent = self->agent; /* NULL once the manager is closed */
+  core->task = options->strand;
+  core->kinds = kinds;
+  if (!self->own_handles) return;
+  core->strand = options->strand;
+  core->awaited = lua_toboolean(L, lua_upvalueindex(HLL_AWAITS));
 }

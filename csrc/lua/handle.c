@@ -26,9 +26,7 @@ static void trace_end(lua_State *L, const hll_handle *self, int status, const ch
 
 static bool release_option(lua_State *L, const char *name, void *context) {
   if (strcmp(name, "confirm") != 0) return false;
-  if (!lua_isboolean(L, -1))
-    hll_misuse(L, "confirm must be a boolean, not %s", luaL_typename(L, -1));
-  *(bool *)context = lua_toboolean(L, -1);
+  *(bool *)context = hll_boolean(L, name);
   return true;
 }
 
@@ -161,13 +159,12 @@ static int handle_remaining(lua_State *L) {
 
 /* Calls on_wait, where there are hooks. The hook may change the options, so they are read again.
    Returns false when the handle was collected meanwhile. */
-static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
-                        hll_acquire_options *options, const hl_plan *plan, hll_trace **trace) {
+static bool extend_tell(lua_State *L, int shared, const hll_handle *self, hll_call_options *options,
+                        const hl_plan *plan, hll_trace **trace) {
   hll_manager *manager = self->owner;
   if (!manager->hooks) return true;
   hll_trace_begin(L, shared, manager, "extend", plan, trace);
-  hll_acquire_options_again(L, 3, options);
-  options->core.agent = manager->agent; /* NULL once the manager is closed */
+  hll_call_options_read(L, 3, manager, options);
   return self->lock != NULL;
 }
 
@@ -186,7 +183,7 @@ is released.
   `unsafe_server`, `store`; `unsupported`: the handle has a lease
 */
 static int handle_extend(lua_State *L) {
-  hll_acquire_options options;
+  hll_call_options options;
   hl_error error;
   hll_handle *self = hll_handle_check(L);
   int shared = hll_manager_shared(L, 3);
@@ -194,10 +191,8 @@ static int handle_extend(lua_State *L) {
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hll_pending *pending = hll_starts(L) ? hll_pending_push(L, shared, 1) : NULL;
   hll_manager *manager = self->owner;
-  hll_asker asker;
-  hll_asker_find(L, manager, &asker);
-  hll_acquire_options_read(L, 3, &options);
-  hll_asker_add(L, manager, &asker, &options.core);
+  hll_call_options_begin(L, manager, HLL_ALL, &options);
+  hll_call_options_read(L, 3, manager, &options);
   if (options.core.ttl) hll_misuse(L, "extend takes no ttl");
   if (!self->lock) return hll_handle_collected(L);
   hl_plan *plan = hll_plan_begin(L, borrowed, hl_plan_layout(hl_lock_plan(self->lock)));
@@ -217,13 +212,6 @@ static int handle_extend(lua_State *L) {
     hll_trace_extended(L, shared, trace, 1);
   if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
   return values;
-}
-
-static bool upgrade_option(lua_State *L, const char *name, void *context) {
-  hll_acquire_options *options = context;
-  if (strcmp(name, "timeout") != 0) return false;
-  options->core.timeout = hll_milliseconds(L, -1, "timeout");
-  return true;
 }
 
 /* Drops the update holder from the list: it is the handle itself. */
@@ -273,17 +261,15 @@ new token; docs/update-locks.md names the exceptions. Blocks like `manager:acqui
 @raise when the program did not acquire it with `mode="update"`
 */
 static int handle_upgrade(lua_State *L) {
-  hll_acquire_options options = {HL_OPTIONS_INIT, HL_UPDATE};
+  hll_call_options options;
   hl_error error;
   hll_handle *self = hll_handle_check(L);
-  hll_asker asker;
   lua_settop(L, 2);
   hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
-  hll_asker_find(L, self->owner, &asker);
+  hll_call_options_begin(L, self->owner, HLL_TIMEOUT, &options);
   const hl_plan *plan = push_upgraded(L, self);
-  hll_options(L, 2, upgrade_option, &options);
-  hll_asker_add(L, self->owner, &asker, &options.core);
+  hll_call_options_read(L, 2, self->owner, &options);
   if (!self->lock || !plan) return hll_handle_collected(L);
   const hl__wish wish = {.kind = HL__UPGRADE, .options = &options.core};
   int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);

@@ -201,28 +201,31 @@ void hll_handle_rewatch(lua_State *L, int index);
 
 /* ---- asker.c */
 
-/* Options of an acquisition: timeout, mode, label, and those that make a lease. The label lives
-   until the next allocation in Lua: see above. */
-typedef struct hll_acquire_options {
+/* Which options a call takes. */
+enum {
+  HLL_TIMEOUT = 1,
+  HLL_MODE = 2,
+  HLL_LABEL = 4,
+  HLL_OWNER = 8,
+  HLL_TTL = 16, /* and auto_refresh, auto_release */
+  HLL_ALL = 31
+};
+/* The options of a call, and its asker. Label and owner live until the next allocation in Lua: see
+   above. */
+typedef struct hll_call_options {
+  unsigned takes; /* HLL_TIMEOUT ... */
   hl_options core;
   hl_mode mode;
-} hll_acquire_options;
-void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options);
-/* Reads the options again, as a hook may have changed them. Keeps the asker's fields. */
-void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *options);
-/* Who asks. */
-typedef struct hll_asker {
-  char where[HL_WHERE_SIZE]; /* the program's line */
   uint64_t strand; /* the running coroutine's number, where the manager wants it, else 0 */
-} hll_asker;
-/* Finds who asks. May allocate. */
-void hll_asker_find(lua_State *L, const hll_manager *self, hll_asker *asker);
-/* Fills in the asker's fields of options, which are read no longer than the asker lives. */
-void hll_asker_add(lua_State *L, const hll_manager *self, const hll_asker *asker,
-                   hl_options *options);
-/* Takes the value on the top for ttl, owner, auto_refresh or auto_release. Returns false for other
-   names. The owner lives until the next allocation in Lua. */
-bool hll_lease_option(lua_State *L, const char *name, hl_options *options);
+  char where[HL_WHERE_SIZE]; /* the program's line; core points to it */
+} hll_call_options;
+/* Finds who asks for a call that takes such options. May allocate. */
+void hll_call_options_begin(lua_State *L, const hll_manager *self, unsigned takes,
+                            hll_call_options *options);
+/* Reads the options from the table at index. Once more after a hook, which may have changed them;
+   what hl_order_check has set then stays. */
+void hll_call_options_read(lua_State *L, int index, const hll_manager *self,
+                           hll_call_options *options);
 
 /* ---- blockers.c */
 

@@ -10,19 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool import_option(lua_State *L, const char *name, void *context) {
-  return strcmp(name, "owner") != 0 && hll_lease_option(L, name, context);
-}
-
-static bool to_lease_option(lua_State *L, const char *name, void *context) {
-  hl_options *options = context;
-  if (strcmp(name, "label") != 0) return hll_lease_option(L, name, options);
-  if (lua_type(L, -1) != LUA_TSTRING)
-    hll_misuse(L, "label must be a string, not %s", luaL_typename(L, -1));
-  options->label = lua_tolstring(L, -1, &options->label_size);
-  return true;
-}
-
 /* -------------------------------------------------------------- handles */
 
 /***
@@ -72,15 +59,16 @@ Blocks for a round trip.
 */
 int hll_handle_to_lease(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
-  hl_options options = HL_OPTIONS_INIT;
+  hll_call_options options;
   hl_error error;
   lua_settop(L, 2);
   hll_losses_tell(L, self->owner, 1);
+  hll_call_options_begin(L, self->owner, HLL_LABEL | HLL_OWNER | HLL_TTL, &options);
   int place = hll_handle_pending(L);
-  hll_options(L, 2, to_lease_option, &options);
-  if (!options.ttl) hll_misuse(L, "ttl is missing");
+  hll_call_options_read(L, 2, self->owner, &options);
+  if (!options.core.ttl) hll_misuse(L, "ttl is missing");
   if (!self->lock) return hll_handle_collected(L);
-  const hl__wish wish = {.kind = HL__TO_LEASE, .options = &options};
+  const hl__wish wish = {.kind = HL__TO_LEASE, .options = &options.core};
   int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
   return hll_handle_answer(L, place, status, &error);
 }
@@ -148,11 +136,10 @@ for a round trip.
   tree. Other codes as from `manager:acquire`
 */
 int hll_manager_import(lua_State *L) {
-  hl_options options = HL_OPTIONS_INIT;
+  hll_call_options options;
   hl_error error;
-  hll_asker asker;
   hll_manager *self = hll_manager_check(L);
-  hll_asker_find(L, self, &asker);
+  hll_call_options_begin(L, self, HLL_TTL, &options);
   int shared = hll_manager_shared(L, 3), status;
   hll_manager_account(L, self);
   hll_handle *handle = hll_handle_push(L, self, shared);
@@ -160,18 +147,16 @@ int hll_manager_import(lua_State *L) {
   hll_trace **trace = pending ? &pending->trace : &handle->trace;
   if (lua_type(L, 2) != LUA_TSTRING)
     hll_misuse(L, "text must be a string, not %s", luaL_typename(L, 2));
-  hll_options(L, 3, import_option, &options); /* so that wrong options raise */
+  hll_call_options_read(L, 3, self, &options); /* so that wrong options raise */
   hll_trace_begin(L, shared, self, "import", NULL, trace);
   hl_manager *manager = hll_manager_still_open(L, self);
-  options = (hl_options)HL_OPTIONS_INIT;
-  hll_options(L, 3, import_option, &options);
-  hll_asker_add(L, self, &asker, &options);
+  hll_call_options_read(L, 3, self, &options);
   size_t size;
   const char *text = lua_tolstring(L, 2, &size);
   if (pending)
-    status = hl_start_import(manager, text, size, &options, &pending->pending, &error);
+    status = hl_start_import(manager, text, size, &options.core, &pending->pending, &error);
   else
-    status = hl_import(manager, text, size, &options, &handle->lock, &error);
+    status = hl_import(manager, text, size, &options.core, &handle->lock, &error);
   if (status) {
     (void)hll_failure(L, &error, 0);
     hll_trace_failed(L, shared, trace, lua_gettop(L));
