@@ -76,15 +76,15 @@ typedef struct call {
   hll_pending *pending; /* NULL: it blocks */
   hll_call_options options;
   hll_plan *borrowed;
-  hl_plan *plan; /* its plan, to be filled in between call_begin and call_end */
+  hl_plan *plan; /* to be filled in between call_begin and call_acquire; NULL: of an import */
 } call;
 
 /* The manager is at 1, the options are at n. */
-static void call_begin(lua_State *L, call *c, int n) {
+static void call_begin(lua_State *L, call *c, int n, unsigned takes) {
   c->self = hll_manager_check(L);
   c->n = n;
   c->pending = NULL;
-  hll_call_options_begin(L, c->self, HLL_ALL, &c->options);
+  hll_call_options_begin(L, c->self, takes, &c->options);
   int shared = hll_manager_shared(L, n);
   hll_manager_account(L, c->self);
   c->borrowed = hll_plan_borrow(L, shared);
@@ -97,24 +97,18 @@ static void call_begin(lua_State *L, call *c, int n) {
 }
 
 /* Calls on_wait. The hook may close the manager and change the options: so both are read again. */
-static void call_tell(lua_State *L, call *c) {
-  hll_trace_begin(L, c->n + 1, c->self, "acquire", c->plan,
+static void call_tell(lua_State *L, call *c, const char *name) {
+  hll_trace_begin(L, c->n + 1, c->self, name, c->plan,
                   c->pending ? &c->pending->trace : &c->handle->trace);
   c->manager = hll_manager_still_open(L, c->self);
   hll_call_options_read(L, c->n, c->self, &c->options);
 }
 
-static int call_end(lua_State *L, call *c) {
-  hl_error error;
-  int shared = c->n + 1, status;
-  hll_order_check(L, c->self, c->plan, &c->options.core);
-  if (c->self->hooks) call_tell(L, c);
-  if (c->pending)
-    status = hl_start(c->manager, c->plan, &c->options.core, &c->pending->pending, &error);
-  else
-    status = hl_acquire(c->manager, c->plan, &c->options.core, &c->handle->lock, &error);
+static int call_end(lua_State *L, call *c, int status, hl_error *error) {
+  int shared = c->n + 1;
   if (status) {
-    int values = hll_acquire_refused(L, &error, c->plan, c->self);
+    int values =
+        c->plan ? hll_acquire_refused(L, error, c->plan, c->self) : hll_failure(L, error, 0);
     c->borrowed->borrowed = false;
     hll_trace_failed(L, shared, c->pending ? &c->pending->trace : &c->handle->trace, lua_gettop(L));
     return values;
@@ -123,6 +117,16 @@ static int call_end(lua_State *L, call *c) {
   lua_settop(L, shared + (c->pending ? 3 : 2));
   if (c->handle->trace) hll_trace_granted(L, shared, &c->handle->trace, shared + 2);
   return 1;
+}
+
+static int call_acquire(lua_State *L, call *c) {
+  hl_error error;
+  hll_order_check(L, c->self, c->plan, &c->options.core);
+  if (c->self->hooks) call_tell(L, c, "acquire");
+  int status = c->pending
+                   ? hl_start(c->manager, c->plan, &c->options.core, &c->pending->pending, &error)
+                   : hl_acquire(c->manager, c->plan, &c->options.core, &c->handle->lock, &error);
+  return call_end(L, c, status, &error);
 }
 
 /* Raises where the manager's first n levels are not those that acquire_user and its like name. */
@@ -141,13 +145,13 @@ static int acquire_ids(lua_State *L, unsigned n) {
   char rooms[3][24];
   hl_error error;
   call c;
-  call_begin(L, &c, (int)n + 2);
+  call_begin(L, &c, (int)n + 2, HLL_ALL);
   hl_layout *layout = hl_manager_layout(c.manager);
   levels_check(L, layout, n);
   for (unsigned i = 0; i < n; i++)
     ids[i] = hll_id(L, (int)i + 2, hl_layout_name(layout, i), rooms[i]);
   if (hl_plan_add(c.plan, ids, n, c.options.mode, false, &error)) return hll_failure(L, &error, 0);
-  return call_end(L, &c);
+  return call_acquire(L, &c);
 }
 
 /***
@@ -214,10 +218,10 @@ static int acquire_resources(lua_State *L) {
     lua_setfield(L, -2, keys[i]);
   }
   lua_replace(L, 2);
-  call_begin(L, &c, 5);
+  call_begin(L, &c, 5, HLL_ALL);
   levels_check(L, hl_manager_layout(c.manager), 3);
   hll_target_add(L, 2, c.plan, c.options.mode);
-  return call_end(L, &c);
+  return call_acquire(L, &c);
 }
 
 /***
@@ -256,9 +260,9 @@ that fails holds nothing.
 */
 static int acquire_target(lua_State *L) {
   call c;
-  call_begin(L, &c, 3);
+  call_begin(L, &c, 3, HLL_ALL);
   hll_target_add(L, 2, c.plan, c.options.mode);
-  return call_end(L, &c);
+  return call_acquire(L, &c);
 }
 
 /***
@@ -273,9 +277,41 @@ of them, or nothing.
 */
 static int acquire_all(lua_State *L) {
   call c;
-  call_begin(L, &c, 3);
+  call_begin(L, &c, 3, HLL_ALL);
   hll_targets_add(L, 2, c.plan, c.options.mode);
-  return call_end(L, &c);
+  return call_acquire(L, &c);
+}
+
+/***
+Takes over a lease from the text that `handle:export` returned, and refreshes it. When two callers
+import the same text, the later import wins, and the handle of the earlier import is `lost`. Blocks
+for a round trip.
+@function manager:import
+@string text from `handle:export`. Other texts do no harm
+@tparam[opt] table options an unknown name raises
+@number[opt] options.ttl seconds from now. The default is the `ttl` of the acquisition
+@bool[opt=false] options.auto_refresh as for `manager:acquire`
+@bool[opt=true] options.auto_release as for `manager:acquire`
+@treturn[1] handle
+@return[2] nil
+@return[2] err `lost`: the lease has ended. `mismatch`: the text is damaged, or of another
+  tree. Other codes as from `manager:acquire`
+*/
+static int import_text(lua_State *L) {
+  call c;
+  hl_error error;
+  size_t size;
+  call_begin(L, &c, 3, HLL_TTL);
+  if (lua_type(L, 2) != LUA_TSTRING)
+    hll_misuse(L, "text must be a string, not %s", luaL_typename(L, 2));
+  c.plan = NULL; /* the text has it */
+  if (c.self->hooks) call_tell(L, &c, "import");
+  const char *text = lua_tolstring(L, 2, &size);
+  int status =
+      c.pending
+          ? hl_start_import(c.manager, text, size, &c.options.core, &c.pending->pending, &error)
+          : hl_import(c.manager, text, size, &c.options.core, &c.handle->lock, &error);
+  return call_end(L, &c, status, &error);
 }
 
 /* Each target is a wait of its own: a program hardly wants more at a time. */
@@ -383,6 +419,6 @@ const luaL_Reg hll_acquire_methods[] = {
     {"acquire_resource", acquire_resource},
     {"acquire_resources", acquire_resources},
     {"acquire_all", acquire_all},
-    {"import", hll_manager_import},
+    {"import", import_text},
     {NULL, NULL},
 };

@@ -19,8 +19,7 @@ static uint64_t strand_number(lua_State *L, const hll_manager *self) {
     lua_pop(L, 1);
     lua_newtable(L);
     lua_createtable(L, 0, 1);
-    lua_pushliteral(L, "k");
-    lua_setfield(L, -2, "__mode");
+    hll_set_text(L, "__mode", "k");
     lua_setmetatable(L, -2);
     lua_pushvalue(L, -1);
     lua_setfield(L, LUA_REGISTRYINDEX, STRANDS);

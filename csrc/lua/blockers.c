@@ -173,10 +173,7 @@ int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
     hll_holders_list(L, found);
     lua_setfield(L, -2, "holders");
   }
-  if (found->error.status) {
-    lua_pushstring(L, found->error.message);
-    lua_setfield(L, -2, "holders_unknown");
-  }
+  if (found->error.status) hll_set_text(L, "holders_unknown", found->error.message);
   return 2;
 }
 

@@ -84,8 +84,7 @@ int hll_failure(lua_State *L, const hl_error *error, int target) {
   if (target) target = hll_absindex(L, target);
   lua_pushnil(L);
   lua_createtable(L, 0, 6);
-  lua_pushstring(L, hl_status_name(error->status));
-  lua_setfield(L, -2, "code");
+  hll_set_text(L, "code", hl_status_name(error->status));
   lua_pushstring(L, error->message);
   lua_setfield(L, -2, "message");
   lua_pushboolean(L, error->retryable);
@@ -226,7 +225,6 @@ static const luaL_Reg metamethods[] = {
 void hll_error_register(lua_State *L) {
   (void)luaL_newmetatable(L, HLL_ERROR);
   hll_setfuncs(L, metamethods);
-  lua_pushliteral(L, HLL_ERROR);
-  lua_setfield(L, -2, "__name");
+  hll_set_text(L, "__name", HLL_ERROR);
   lua_pop(L, 1);
 }

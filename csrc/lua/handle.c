@@ -94,7 +94,7 @@ Gives the lock back. The second call returns true and does nothing. Without
   session lock of a server; `released`: the lock belongs to the parent of this process
 */
 static int handle_release(lua_State *L) {
-  hll_handle *self = hll_handle_check(L);
+  hll_handle *self = hll_handle_self(L);
   bool confirm = false;
   hl_error error;
   hll_options(L, 2, release_option, &confirm);
@@ -103,7 +103,7 @@ static int handle_release(lua_State *L) {
   int status = confirm ? hl__lock_call(self->lock, &(hl__wish){.kind = HL__RELEASE},
                                        hll_pending_at(L, place), &error)
                        : hl_lock_release(self->lock, false, &error);
-  if (!place) hll_losses_tell(L, self->owner, 1);
+  if (!place) hll_losses_tell(L, self->owner);
   trace_end(L, self, status, "release");
   return hll_handle_answer(L, place, status, &error);
 }
@@ -117,7 +117,6 @@ the token keeps a late write out.
 */
 static int handle_is_held(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
-  hll_losses_tell(L, self->owner, 1);
   lua_pushboolean(L, self->lock && hl_lock_is_held(self->lock));
   return 1;
 }
@@ -131,14 +130,8 @@ Asks the store whether the lock is held: one round trip. Blocks for the rest of
 @return[2] err `lost`, `released`
 */
 static int handle_check_held(lua_State *L) {
-  hll_handle *self = hll_handle_check(L);
-  hl_error error;
-  hll_losses_tell(L, self->owner, 1);
-  int place = hll_handle_pending(L);
-  if (!self->lock) return hll_handle_collected(L);
-  const hl__wish wish = {.kind = HL__CHECK};
-  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
-  return hll_handle_answer(L, place, status, &error);
+  const hll_handle *self = hll_handle_check(L);
+  return hll_handle_call(L, self, hll_handle_pending(L), &(hl__wish){.kind = HL__CHECK});
 }
 
 /***
@@ -151,7 +144,6 @@ lease's time counts from the moment at which the last refresh was sent.
 */
 static int handle_remaining(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
-  hll_losses_tell(L, self->owner, 1);
   int64_t left = self->lock ? hl_lock_remaining(self->lock) : 0;
   lua_pushnumber(L, left == HL_FOREVER ? (lua_Number)HUGE_VAL : (lua_Number)left / 1000);
   return 1;
@@ -187,7 +179,6 @@ static int handle_extend(lua_State *L) {
   hl_error error;
   hll_handle *self = hll_handle_check(L);
   int shared = hll_manager_shared(L, 3);
-  hll_losses_tell(L, self->owner, 1);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hll_pending *pending = hll_starts(L) ? hll_pending_push(L, shared, 1) : NULL;
   hll_manager *manager = self->owner;
@@ -265,7 +256,6 @@ static int handle_upgrade(lua_State *L) {
   hl_error error;
   hll_handle *self = hll_handle_check(L);
   lua_settop(L, 2);
-  hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
   hll_call_options_begin(L, self->owner, HLL_TIMEOUT, &options);
   const hl_plan *plan = push_upgraded(L, self);
@@ -292,16 +282,11 @@ an update lock. Blocks for a round trip.
 @raise when the program did not acquire it with `mode="update"`
 */
 static int handle_downgrade(lua_State *L) {
-  hl_error error;
   hll_handle *self = hll_handle_check(L);
   lua_settop(L, 1);
-  hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
-  const hl_plan *plan = push_upgraded(L, self);
-  if (!self->lock || !plan) return hll_handle_collected(L);
-  const hl__wish wish = {.kind = HL__DOWNGRADE};
-  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
-  return hll_handle_answer(L, place, status, &error);
+  (void)push_upgraded(L, self);
+  return hll_handle_call(L, self, place, &(hl__wish){.kind = HL__DOWNGRADE});
 }
 
 /* --------------------------------------------------------- metamethods */
@@ -313,12 +298,7 @@ static int push_targets(lua_State *L, const hll_handle *self) {
   if (self->lock) copy->plan = hl_plan_copy(hl_lock_plan(self->lock));
   const hl_plan *plan = copy->plan;
   if (!plan) return luaL_error(L, "not enough memory");
-  size_t n = hl_plan_target_count(plan);
-  lua_createtable(L, (int)n, 0);
-  for (size_t i = 0; i < n; i++) {
-    hll_target_push(L, plan, i);
-    lua_rawseti(L, -2, (int)i + 1);
-  }
+  hll_targets_push(L, plan);
   return 1;
 }
 
@@ -359,7 +339,7 @@ static int handle_tostring(lua_State *L) {
       [HL_IN_USE] = "in use", [HL_FOREIGN] = "of another process", [HL_OVER] = "over",
   };
   char text[512];
-  hll_handle *self = hll_handle_check(L);
+  hll_handle *self = hll_handle_self(L);
   if (!self->lock) {
     lua_pushliteral(L, "hierlock.handle (released)");
     return 1;

@@ -166,8 +166,9 @@ void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
 /* Returns the id at a stack index, for the level. The bytes live as long as the value,
    or in `room`. */
 hl_id hll_id(lua_State *L, int index, const char *level, char room[24]);
-/* Pushes a target of the plan as a table keyed by level. */
+/* Pushes a target of the plan as a table keyed by level. The second pushes the list of all. */
 void hll_target_push(lua_State *L, const hl_plan *plan, size_t i);
+void hll_targets_push(lua_State *L, const hl_plan *plan);
 
 /* ---- plan.c */
 
@@ -181,20 +182,25 @@ hll_manager *hll_manager_check(lua_State *L);
 /* Settles the stack to n values, the first a manager or a handle, and pushes the
    shared table, at n + 1. */
 int hll_manager_shared(lua_State *L, int n);
-/* Tells on_lost of each lost lock of the manager, whose uservalue the object at index has, too.
-   Does nothing when the manager is closed. */
-void hll_losses_tell(lua_State *L, hll_manager *self, int index);
-/* For the methods that acquire, in acquire.c and lease.c. The first counts a call. The second
-   returns the core's manager; it raises where an allocation has run a finalizer that closed it. The
-   third pushes an empty handle, of whose loss on_lost will hear. */
+/* Tells on_lost of each lost lock of the manager, unless the manager is closed. The manager or a
+   handle of it is at 1. */
+void hll_losses_tell(lua_State *L, hll_manager *self);
+/* For the methods that acquire. The first counts a call. The second returns the core's manager; it
+   raises where an allocation has run a finalizer that closed it. The third pushes an empty handle,
+   of whose loss on_lost will hear. */
 void hll_manager_account(lua_State *L, hll_manager *self);
 hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self);
 hll_handle *hll_handle_push(lua_State *L, hll_manager *owner, int shared);
 /* For the handle's methods: returns the handle at 1. A collected handle has no lock: other
-   finalizers may still see it after its own. */
+   finalizers may still see it after its own. The second tells on_lost. */
+hll_handle *hll_handle_self(lua_State *L);
 hll_handle *hll_handle_check(lua_State *L);
 /* Pushes the answer of a collected handle, nil, err, and returns 2. */
 int hll_handle_collected(lua_State *L);
+/* Makes the call on the handle at 1, the last step of a method, and pushes what the method returns.
+   place: see hll_handle_pending. */
+struct hl__wish;
+int hll_handle_call(lua_State *L, const hll_handle *self, int place, const struct hl__wish *wish);
 int hll_push_true(lua_State *L);
 /* Notes that the handle at index is held, perhaps again: on_lost hears of its next loss. */
 void hll_handle_rewatch(lua_State *L, int index);
@@ -300,8 +306,9 @@ void hll_traces_close(lua_State *L, int shared, hll_manager *self);
 void hll_traces_drop(hll_manager *self);
 /* ---- report.c */
 
-/* Takes the value on the top for one of the two options. raises: NULL where the option cannot. */
-void hll_report_option(lua_State *L, const char *name, bool *wanted, bool *prints, bool *raises);
+/* Takes the value on the top for one of the two options, and returns whether it wants reports.
+   raises: "raise" is a value, too. */
+bool hll_report_option(lua_State *L, const char *name, bool raises);
 /* Returns the default of both options: HIERLOCK_CHECK. */
 bool hll_report_default(void);
 /* Notes that the collector has found a handle that was not released. For finalizers. */
@@ -323,7 +330,6 @@ extern const luaL_Reg hll_acquire_methods[];
 void hll_any_register(lua_State *L);
 /* ---- lease.c */
 
-int hll_manager_import(lua_State *L);
 int hll_manager_leases(lua_State *L);
 int hll_manager_revoke(lua_State *L);
 int hll_handle_refresh(lua_State *L);

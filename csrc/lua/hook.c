@@ -216,12 +216,7 @@ void hll_trace_end(lua_State *L, int shared, hll_trace *trace, const char *by) {
 /* ------------------------------------------------------------- beginning */
 
 static void set_targets(lua_State *L, int event, const hl_plan *plan) {
-  size_t n = hl_plan_target_count(plan);
-  lua_createtable(L, (int)n, 0);
-  for (size_t i = 0; i < n; i++) {
-    hll_target_push(L, plan, i);
-    lua_rawseti(L, -2, (int)i + 1);
-  }
+  hll_targets_push(L, plan);
   lua_setfield(L, event, "targets");
   lua_pushstring(L, hl_mode_name(hl_plan_mode(plan)));
   lua_setfield(L, event, "mode");
@@ -234,8 +229,7 @@ void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *ca
   luaL_checkstack(L, 12, NULL);
   lua_createtable(L, 0, 12);
   int event = lua_gettop(L);
-  lua_pushstring(L, call);
-  lua_setfield(L, event, "call");
+  hll_set_text(L, "call", call);
   /* Raw, as the options were read. */
   for (const char *const *field = copied; *field; field++) {
     if (!lua_istable(L, shared - 1)) break;
@@ -286,8 +280,7 @@ static void set_grant(lua_State *L, int handle) {
   set_seconds(L, event, "waited", waited * 1000);
   hll_token_push(L, token);
   lua_setfield(L, event, "token");
-  lua_pushstring(L, lease ? "lease" : "session");
-  lua_setfield(L, event, "kind");
+  hll_set_text(L, "kind", lease ? "lease" : "session");
 }
 
 void hll_trace_granted(lua_State *L, int shared, hll_trace **owner, int handle) {

@@ -1,6 +1,5 @@
 /*
- * lease.c - what a manager and a handle do with leases: options, import and export,
- * refreshing, listing, revoking.
+ * lease.c - what a manager and a handle do with leases: exporting, refreshing, listing, revoking.
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -33,7 +32,6 @@ int hll_handle_refresh(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hl_error error;
   int64_t ms = lua_isnoneornil(L, 2) ? 0 : hll_ttl(L, 2);
-  hll_losses_tell(L, self->owner, 1);
   int place = hll_handle_pending(L);
   if (!self->lock) return hll_handle_collected(L);
   const hl__wish wish = {.kind = HL__REFRESH, .ttl = ms};
@@ -60,17 +58,13 @@ Blocks for a round trip.
 int hll_handle_to_lease(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hll_call_options options;
-  hl_error error;
   lua_settop(L, 2);
-  hll_losses_tell(L, self->owner, 1);
   hll_call_options_begin(L, self->owner, HLL_LABEL | HLL_OWNER | HLL_TTL, &options);
   int place = hll_handle_pending(L);
   hll_call_options_read(L, 2, self->owner, &options);
   if (!options.core.ttl) hll_misuse(L, "ttl is missing");
-  if (!self->lock) return hll_handle_collected(L);
   const hl__wish wish = {.kind = HL__TO_LEASE, .options = &options.core};
-  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
-  return hll_handle_answer(L, place, status, &error);
+  return hll_handle_call(L, self, place, &wish);
 }
 
 /* (text in C, handle): pushes the text as a string. */
@@ -94,7 +88,6 @@ int hll_handle_export(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hl_error error;
   char *text;
-  hll_losses_tell(L, self->owner, 1);
   lua_settop(L, 1);
   lua_pushcfunction(L, push_text);
   if (!self->lock) return hll_handle_collected(L);
@@ -119,52 +112,6 @@ int hll_handle_export(lua_State *L) {
 /***
 @type manager
 */
-
-/***
-Takes over a lease from the text that `handle:export` returned, and refreshes it. When two callers
-import the same text, the later import wins, and the handle of the earlier import is `lost`. Blocks
-for a round trip.
-@function manager:import
-@string text from `handle:export`. Other texts do no harm
-@tparam[opt] table options an unknown name raises
-@number[opt] options.ttl seconds from now. The default is the `ttl` of the acquisition
-@bool[opt=false] options.auto_refresh as for `manager:acquire`
-@bool[opt=true] options.auto_release as for `manager:acquire`
-@treturn[1] handle
-@return[2] nil
-@return[2] err `lost`: the lease has ended. `mismatch`: the text is damaged, or of another
-  tree. Other codes as from `manager:acquire`
-*/
-int hll_manager_import(lua_State *L) {
-  hll_call_options options;
-  hl_error error;
-  hll_manager *self = hll_manager_check(L);
-  hll_call_options_begin(L, self, HLL_TTL, &options);
-  int shared = hll_manager_shared(L, 3), status;
-  hll_manager_account(L, self);
-  hll_handle *handle = hll_handle_push(L, self, shared);
-  hll_pending *pending = hll_starts(L) ? hll_pending_push(L, shared, lua_gettop(L)) : NULL;
-  hll_trace **trace = pending ? &pending->trace : &handle->trace;
-  if (lua_type(L, 2) != LUA_TSTRING)
-    hll_misuse(L, "text must be a string, not %s", luaL_typename(L, 2));
-  hll_call_options_read(L, 3, self, &options); /* so that wrong options raise */
-  hll_trace_begin(L, shared, self, "import", NULL, trace);
-  hl_manager *manager = hll_manager_still_open(L, self);
-  hll_call_options_read(L, 3, self, &options);
-  size_t size;
-  const char *text = lua_tolstring(L, 2, &size);
-  if (pending)
-    status = hl_start_import(manager, text, size, &options.core, &pending->pending, &error);
-  else
-    status = hl_import(manager, text, size, &options.core, &handle->lock, &error);
-  if (status) {
-    (void)hll_failure(L, &error, 0);
-    hll_trace_failed(L, shared, trace, lua_gettop(L));
-    return 2;
-  }
-  if (handle->trace) hll_trace_granted(L, shared, &handle->trace, shared + 1);
-  return 1;
-}
 
 /* Takes the value on the top, a target, into the plan. */
 typedef struct filter {

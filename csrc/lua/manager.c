@@ -19,12 +19,9 @@
 /* ------------------------------------------------------------- opening */
 
 typedef struct open_options {
+  hll_manager manager; /* as it will be */
   hl_config config;
   hll_layout_options layout;
-  bool on_lost, hooks;
-  bool own_handles;
-  bool warn_unreleased, check_order, prints, prints_order, raises_order;
-  bool check_units;
   bool list, all;                       /* of DSNs; granted when all stores grant */
   const char *names[HL_LEVELS_MAX + 1]; /* of config */
   const char *units[HL_UNITS_MAX + 1];
@@ -54,6 +51,7 @@ static void interoperate_option(lua_State *L, open_options *options) {
 
 static bool open_option(lua_State *L, const char *name, void *context) {
   open_options *options = context;
+  hll_manager *self = &options->manager;
   hl_config *config = &options->config;
   if (strcmp(name, "timeout") == 0) {
     config->timeout = hll_milliseconds(L, -1, "timeout");
@@ -72,10 +70,8 @@ static bool open_option(lua_State *L, const char *name, void *context) {
   } else if (strcmp(name, "on_lost") == 0 || hll_hook_named(name)) {
     if (!lua_isfunction(L, -1))
       hll_misuse(L, "%s must be a function, not %s", name, luaL_typename(L, -1));
-    if (hll_hook_named(name))
-      options->hooks = true;
-    else
-      options->on_lost = true;
+    self->watches = true;
+    if (hll_hook_named(name)) self->hooks = true;
   } else if (strcmp(name, "quorum") == 0) {
     const char *strategy = hll_word(L, -1);
     if (!options->list) hll_misuse(L, "quorum is for a list of DSNs");
@@ -85,16 +81,16 @@ static bool open_option(lua_State *L, const char *name, void *context) {
   } else if (strcmp(name, "interoperate") == 0) {
     interoperate_option(L, options);
   } else if (strcmp(name, "warn_unreleased") == 0) {
-    hll_report_option(L, name, &options->warn_unreleased, &options->prints, NULL);
+    self->warn_unreleased = hll_report_option(L, name, false);
   } else if (strcmp(name, "check_order") == 0) {
-    hll_report_option(L, name, &options->check_order, &options->prints_order,
-                      &options->raises_order);
-    options->check_units = options->check_order;
+    self->check_order = self->check_units = hll_report_option(L, name, true);
+    self->prints_order = !lua_isfunction(L, -1);
+    self->raises_order = lua_type(L, -1) == LUA_TSTRING;
   } else if (strcmp(name, "units") == 0) {
     hll_words(L, name, "names", HL_UNITS_MAX, options->units);
     config->units = options->units;
   } else if (strcmp(name, "own_handles") == 0) {
-    options->own_handles = hll_boolean(L, name);
+    self->own_handles = hll_boolean(L, name);
   } else if (strcmp(name, "loop") == 0) {
     /* lua/hierlock/init.lua has checked it. */
   } else {
@@ -105,13 +101,13 @@ static bool open_option(lua_State *L, const char *name, void *context) {
 
 static open_options options_begin(bool list) {
   bool checks = hll_report_default();
-  return (open_options){.config = HL_CONFIG_INIT,
-                        .list = list,
-                        .warn_unreleased = checks,
-                        .check_order = checks,
-                        .check_units = true,
-                        .prints_order = true,
-                        .raises_order = checks};
+  return (open_options){.manager = {.warn_unreleased = checks,
+                                    .check_order = checks,
+                                    .check_units = true,
+                                    .prints_order = true,
+                                    .raises_order = checks},
+                        .config = HL_CONFIG_INIT,
+                        .list = list};
 }
 
 /* Returns the client library that a store's module needs. */
@@ -256,20 +252,19 @@ static hl_agent *push_agent(lua_State *L) {
 
 /* Pushes the table that the manager at that index shares with its handles: see hll.h. The options
    of open are at 2. */
-static void shared_push(lua_State *L, int manager, const open_options *options) {
+static void shared_push(lua_State *L, int manager, const hll_manager *self) {
   lua_createtable(L, 3, 2);
   lua_pushvalue(L, manager);
   lua_rawseti(L, -2, 1);
   luaL_getmetatable(L, HLL_HANDLE);
   lua_rawseti(L, -2, 3);
-  if (options->hooks) hll_hooks_set(L, 2, manager + 1);
-  if (options->on_lost || options->hooks) {
+  if (self->hooks) hll_hooks_set(L, 2, manager + 1);
+  if (self->watches) {
     lua_getfield(L, 2, "on_lost");
     lua_setfield(L, -2, "on_lost");
     lua_newtable(L);
     lua_createtable(L, 0, 1);
-    lua_pushliteral(L, "k");
-    lua_setfield(L, -2, "__mode");
+    hll_set_text(L, "__mode", "k");
     lua_setmetatable(L, -2);
     lua_setfield(L, -2, "handles");
   }
@@ -379,9 +374,7 @@ int hll_manager_open(lua_State *L) {
 
   hll_manager *self = hll_newuserdata(L, HLL_MANAGER, sizeof *self);
   int manager = lua_gettop(L);
-  self->hooks = options.hooks;
-  self->watches = options.on_lost || options.hooks;
-  shared_push(L, manager, &options);
+  shared_push(L, manager, &options.manager);
   hll_setuservalue(L, manager);
 
   hl_agent *agent = push_agent(L);
@@ -393,18 +386,14 @@ int hll_manager_open(lua_State *L) {
   options.config.dsn = dsn;
   options.config.stores = stores;
   options.config.layout = hll_layout_new(L, &options.layout);
-  int status = hl_manager_open(&options.config, &self->manager, &error);
+  int status = hl_manager_open(&options.config, &options.manager.manager, &error);
   hl_layout_unref(options.config.layout);
   if (status) return hll_failure(L, &error, 0);
+  *self = options.manager;
   self->agent = hl_agent_ref(agent);
-  self->own_handles = options.own_handles;
-  self->warn_unreleased = options.warn_unreleased;
-  self->check_order = options.check_order;
-  self->prints_order = options.prints_order;
-  self->raises_order = options.raises_order;
-  self->check_units = options.check_units && options.config.units;
-  self->names_lines = !self->manager->ops->traits.grants_all || options.warn_unreleased ||
-                      options.check_order || options.config.units;
+  self->check_units = self->check_units && options.config.units;
+  self->names_lines = !self->manager->ops->traits.grants_all || self->warn_unreleased ||
+                      self->check_order || options.config.units;
   lua_settop(L, manager);
   return 1;
 }
@@ -501,8 +490,7 @@ static void set_histograms(lua_State *L, const level_stats *levels, unsigned n) 
   lua_createtable(L, (int)n, 0);
   for (unsigned i = 0; i < n; i++) {
     lua_createtable(L, 0, 3);
-    lua_pushstring(L, levels[i].name);
-    lua_setfield(L, -2, "name");
+    hll_set_text(L, "name", levels[i].name);
     push_histogram(L, &levels[i].waits);
     lua_setfield(L, -2, "waits");
     push_histogram(L, &levels[i].holds);

@@ -49,16 +49,13 @@ static int plan_rows(lua_State *L) {
     lua_setfield(L, -2, "level");
     lua_pushinteger(L, (lua_Integer)row.bucket);
     lua_setfield(L, -2, "bucket");
-    lua_pushstring(L, hl_mode_name((hl_mode)row.mode));
-    lua_setfield(L, -2, "mode");
+    hll_set_text(L, "mode", hl_mode_name((hl_mode)row.mode));
     if (unbucketed) {
       (void)snprintf(key, sizeof key, "%" PRId64, hl__row_key(row.level, row.bucket));
-      lua_pushstring(L, key);
-      lua_setfield(L, -2, "key");
+      hll_set_text(L, "key", key);
       (void)snprintf(key, sizeof key, "{%08" PRIx32 "}:%u:%015" PRIx64, row.root,
                      (unsigned)row.level, row.bucket);
-      lua_pushstring(L, key);
-      lua_setfield(L, -2, "node");
+      hll_set_text(L, "node", key);
     }
     lua_rawseti(L, -2, (int)i + 1);
   }

@@ -96,15 +96,13 @@ void hll_reports_end(hll_manager *self) {
   }
 }
 
-void hll_report_option(lua_State *L, const char *name, bool *wanted, bool *prints, bool *raises) {
+bool hll_report_option(lua_State *L, const char *name, bool raises) {
   const char *word = raises ? hll_word(L, -1) : NULL;
   bool raise = word && strcmp(word, "raise") == 0;
   if (!lua_isboolean(L, -1) && !lua_isfunction(L, -1) && !raise)
     hll_misuse(L, "%s must be a boolean%s or a function, not %s", name, raises ? ", \"raise\"" : "",
                lua_type(L, -1) == LUA_TSTRING ? "another string" : luaL_typename(L, -1));
-  *wanted = lua_toboolean(L, -1);
-  *prints = !lua_isfunction(L, -1);
-  if (raises) *raises = raise;
+  return lua_toboolean(L, -1);
 }
 
 bool hll_report_default(void) {

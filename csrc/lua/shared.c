@@ -5,6 +5,7 @@
 #include "hll.h"
 
 #include "error.h"
+#include "start.h"
 
 #include <string.h>
 
@@ -56,7 +57,7 @@ hll_manager *hll_manager_check(lua_State *L) {
     hll_misuse(L, "self must be a manager, not %s; call it with a colon",
                hll_typename(L, 1, HLL_MANAGER));
   (void)hll_manager_still_open(L, self);
-  hll_losses_tell(L, self, 1);
+  hll_losses_tell(L, self);
   (void)hll_manager_still_open(L, self); /* on_lost may close it */
   return self;
 }
@@ -138,23 +139,36 @@ static void news_tell(lua_State *L, int shared, hll_manager *self) {
   self->losses = losses;
 }
 
-void hll_losses_tell(lua_State *L, hll_manager *self, int index) {
+void hll_losses_tell(lua_State *L, hll_manager *self) {
   if (!self->manager) return;
   if (!self->ended && !self->reports && hl_manager_losses(self->manager) == self->losses) return;
   int top = lua_gettop(L);
-  hll_getuservalue(L, index);
+  hll_getuservalue(L, 1);
   news_tell(L, top + 1, self);
   lua_settop(L, top);
 }
 
-hll_handle *hll_handle_check(lua_State *L) {
+hll_handle *hll_handle_self(lua_State *L) {
   hll_handle *self = hll_handle_test(L, 1);
   if (!self) hll_misuse(L, "self must be a handle, not %s", hll_typename(L, 1, HLL_HANDLE));
   return self;
 }
 
+hll_handle *hll_handle_check(lua_State *L) {
+  hll_handle *self = hll_handle_self(L);
+  hll_losses_tell(L, self->owner);
+  return self;
+}
+
 int hll_handle_collected(lua_State *L) {
   return hll_fail(L, HL_ERELEASED, "the lock has been released");
+}
+
+int hll_handle_call(lua_State *L, const hll_handle *self, int place, const hl__wish *wish) {
+  hl_error error;
+  if (!self->lock) return hll_handle_collected(L);
+  int status = hl__lock_call(self->lock, wish, hll_pending_at(L, place), &error);
+  return hll_handle_answer(L, place, status, &error);
 }
 
 int hll_push_true(lua_State *L) {

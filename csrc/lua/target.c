@@ -181,8 +181,14 @@ void hll_target_push(lua_State *L, const hl_plan *plan, size_t i) {
     lua_pushlstring(L, ids[level].data, ids[level].size);
     lua_setfield(L, -2, hl_layout_name(layout, level));
   }
-  if (target.mode_given) {
-    lua_pushstring(L, hl_mode_name(target.mode));
-    lua_setfield(L, -2, "mode");
+  if (target.mode_given) hll_set_text(L, "mode", hl_mode_name(target.mode));
+}
+
+void hll_targets_push(lua_State *L, const hl_plan *plan) {
+  size_t n = hl_plan_target_count(plan);
+  lua_createtable(L, (int)n, 0);
+  for (size_t i = 0; i < n; i++) {
+    hll_target_push(L, plan, i);
+    lua_rawseti(L, -2, (int)i + 1);
   }
 }
