@@ -36,7 +36,7 @@ absolute "${BASH_SOURCE[0]}"; self=$path
 absolute "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}"; cache=$path
 root=$cache/mysql-sid
 roots=${self%/*}/root.sh grants=${self%/*}/grants.sql
-guard='' child='' up='' fresh='' redis=${HIERLOCK_REDIS_SERVER:-redis-server}
+guard='' child='' up='' fresh='' silent='' redis=${HIERLOCK_REDIS_SERVER:-redis-server}
 pg_bin='' pg_as=() newest=0
 for each in /usr/lib/postgresql/*/bin; do
   version=${each#/usr/lib/postgresql/} version=${version%%[./]*}
@@ -129,11 +129,30 @@ fresh_data() {                          # KIND: a copy of initialised data
 
 # --- One server: DIR/KIND with port, pid (and when that process began), log, data, tmp, sock -----
 
-began() {                               # PID: prints when; nothing if it has ended, even unreaped
+began() {                               # PID: sets $began to when; false if it has ended, even unreaped
   local stat
-  { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 0
+  began=''
+  { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
   read -ra stat <<<"${stat##*) }"
-  [[ ${stat[0]} == Z && ${stat[17]} -le 1 ]] || echo "${stat[19]}"
+  [[ ${stat[0]} != Z || ${stat[17]} -gt 1 ]] && began=${stat[19]}
+}
+
+noted() {                               # KIND PID: it has just been launched
+  began "$2" || true
+  echo "$2 $began" >"$dir/$1/pid"
+  disown
+}
+
+# Another program that sleeps would cost as much as many of the looks that it separates. Servers must not inherit what
+# says nothing here.
+pause() {                               # SECONDS
+  [[ $silent ]] || exec {silent}<> <(:)
+  read -r -t "$1" -u "$silent" || true
+}
+
+no_pause() {
+  [[ ! $silent ]] || exec {silent}>&-
+  silent=''
 }
 
 alive() {                               # KIND; sets $pid
@@ -141,7 +160,7 @@ alive() {                               # KIND; sets $pid
   pid=''
   [[ -s $dir/$1/pid ]] || return 1
   read -r pid when <"$dir/$1/pid"
-  [[ $when && $(began "$pid") == "$when" ]]
+  [[ $when ]] && began "$pid" && [[ $began == "$when" ]]
 }
 
 launch_postgresql() {
@@ -156,16 +175,14 @@ launch_postgresql() {
   rm -f "$home/data/postmaster.pid" "$home/tmp/.s."*
   # Not in a directory that it may not read.
   (cd / && exec setsid "${server[@]}" </dev/null >>"$home/log" 2>&1) &
-  echo "$! $(began $!)" >"$home/pid"
-  disown
+  noted postgresql $!
 }
 
 launch_memcached() {
   # shellcheck disable=SC2086  # several words
   setsid memcached -u "$(id -un)" -l 127.0.0.1 -p "$(<"$dir/memcached/port")" -U 0 -t 2 -m 32 \
     ${HIERLOCK_SERVER_OPTIONS:-} </dev/null >>"$dir/memcached/log" 2>&1 &
-  echo "$! $(began $!)" >"$dir/memcached/pid"
-  disown
+  noted memcached $!
 }
 
 launch_redis() {
@@ -181,12 +198,12 @@ user testuser on >testpassword ~* &* +@all
 CONF
   # shellcheck disable=SC2086  # several words
   setsid "$redis" "$home/redis.conf" ${HIERLOCK_SERVER_OPTIONS:-} </dev/null >>"$home/log" 2>&1 &
-  echo "$! $(began $!)" >"$home/pid"
-  disown
+  noted redis $!
 }
 
 launch() {                              # KIND
   local base=$dir server
+  no_pause
   [[ $1 != memcached ]] || { launch_memcached; return; }
   [[ $1 != redis ]] || { launch_redis; return; }
   [[ $1 != postgresql ]] || { launch_postgresql; return; }
@@ -211,8 +228,7 @@ launch() {                              # KIND
   server+=(${HIERLOCK_SERVER_OPTIONS:-})
   rm -f "$dir/$1/sock"*
   setsid "${server[@]}" </dev/null >>"$dir/$1/log" 2>&1 &
-  echo "$! $(began $!)" >"$dir/$1/pid"
-  disown
+  noted "$1" $!
 }
 
 memcached_version() (                   # PORT
@@ -229,10 +245,20 @@ redis_version() (                       # PORT: 1 while it does not serve
   [[ $serves == 0 ]]
 )
 
+listens() {                             # KIND: perhaps; a client costs more than this look
+  local said=()
+  case $1 in
+    mysql | mariadb | redis) [[ -S $dir/$1/sock ]] ;;
+    postgresql)
+      { mapfile -t said <"$dir/postgresql/data/postmaster.pid"; } 2>/dev/null || return 1
+      [[ ${said[7]:-} == ready* ]] ;;
+  esac
+}
+
 answers() {                             # KIND: waits until it does; asks as root, so that
                                         # MySQL has not cached the password of the tests' user
-  local deadline=$((SECONDS + 60)) version socket=$dir/$1/sock
-  local client=(mariadb --no-defaults --skip-ssl --socket="$socket" --user=root --skip-column-names --batch
+  local deadline=$((SECONDS + 60)) version
+  local client=(mariadb --no-defaults --skip-ssl --socket="$dir/$1/sock" --user=root --skip-column-names --batch
     --execute='SELECT VERSION()' mgl_test)
   [[ $1 != postgresql ]] || client=("$pg_bin/psql" -XAtqw -h 127.0.0.1 -p "$(<"$dir/$1/port")" -U root
     -c 'SHOW server_version' mgl_test)
@@ -240,9 +266,7 @@ answers() {                             # KIND: waits until it does; asks as roo
   [[ $1 != postgresql || ! ${HIERLOCK_DRIVERS:-} ]] || client+=(-c "ALTER ROLE testuser PASSWORD 'testpassword'")
   [[ $1 != memcached ]] || client=(memcached_version "$(<"$dir/memcached/port")")
   [[ $1 != redis ]] || client=(redis_version "$(<"$dir/redis/port")")
-  [[ $1 != @(memcached|postgresql) ]] || socket=''
-  # A client costs more than a look whether there is a socket.
-  until [[ ! $socket || -S $socket ]] && version=$(MYSQL_PWD=rootpassword PGPASSWORD=rootpassword "${client[@]}" 2>/dev/null) && alive "$1"; do
+  until listens "$1" && version=$(MYSQL_PWD=rootpassword PGPASSWORD=rootpassword "${client[@]}" 2>/dev/null) && alive "$1"; do
     if [[ $fresh ]] && ! alive "$1" && grep -q 'Address already in use' "$dir/$1/log"; then
       : >"$dir/$1/log"                  # another run's server has got the port meanwhile
       choose_port "$1"
@@ -251,7 +275,7 @@ answers() {                             # KIND: waits until it does; asks as roo
       return
     fi
     if ! alive "$1" || ((SECONDS > deadline)); then failed "$1"; fi
-    sleep 0.05
+    pause 0.02
   done
   echo "$1 $version answers on 127.0.0.1:$(<"$dir/$1/port"), pid $pid"
 }
@@ -272,12 +296,12 @@ end() {                                 # SIGNAL KIND…: returns when they have
     kill -s "$signal" "$pid" "${others[@]}" || true
   done
   for pid in "${ended[@]}"; do
-    while [[ $(began "$pid") ]] && ((SECONDS <= deadline)); do sleep 0.01; done
+    while began "$pid" && ((SECONDS <= deadline)); do pause 0.01; done
   done
   for kind in "${@:2}"; do
     while alive "$kind"; do
       ((SECONDS <= deadline)) || kill -s KILL "$pid" || true
-      sleep 0.05
+      pause 0.02
     done
     rm -f "$dir/$kind/pid"
   done
