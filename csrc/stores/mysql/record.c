@@ -161,7 +161,7 @@ static void put_record(hl__text *t, const hl__mysql_session *session, const hl_r
 
 /* Three statements that record behind a lock statement, in one trip with it. Nothing is recorded
    unless the lock statement's last row gave a token, the gate says 1 already, and no lease is in
-   the way. */
+   the way. Where the request comes late, the only record of its id may be a tombstone. */
 static void put_record_at_once(hl__text *t, const hl__mysql_store *store, const hl_request *request,
                                uint32_t gate) {
   put_lease_columns(t, store);
@@ -179,7 +179,7 @@ static void put_record_at_once(hl__text *t, const hl__mysql_store *store, const 
                  hl__sql_level(request->recorded[i].level), (unsigned)request->recorded[i].bucket,
                  request->recorded[i].mode != HL_SHARED);
   hl__text_put(t, ") r JOIN %s l", store->leases);
-  hl__mysql_put_id(t, " ON l.id=", request->lease->id);
+  hl__mysql_put_id(t, " ON l.revoked=0 AND l.id=", request->lease->id);
   hl__text_put(t, ";COMMIT");
 }
 
