@@ -94,7 +94,8 @@ HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager, hl__call_k
   call->lock = lock;
   call->extension = NULL;
   call->lease = kind == HL__ACQUIRE ? lock->lease : NULL;
-  call->adopts = call->became = false;
+  call->adopts = call->lease && call->lease->imported;
+  call->became = false;
   call->options = *given;
   call->start = start;
   call->start_us = start_us;
@@ -332,8 +333,7 @@ static int attempt_end(hl__call *call, const hl_request *request, attempts *self
     if (overrun) return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
     if (!again || hl__left_ms(self->limit) == 0) return status;
     self->repaired = true;
-    if (call->lease && (status = hl__lease_redraw(call->lease, call->adopts, error)) != HL_OK)
-      return status;
+    if (call->lease && (status = hl__lease_redraw(call->lease, error)) != HL_OK) return status;
     hl__manager_event(manager, HL__CONNECTION_REPAIRED, 0, 0);
     return HL__AGAIN;
   }
@@ -638,15 +638,20 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
   return status;
 }
 
-static int extend(hl__call *call, hl_request *request, hl_error *error)
-    HL__RELEASES(hl__connection_mutex) {
+static int extend(hl__call *call, hl_request *request, hl_error *error) {
   hl_manager *manager = call->manager;
   hl__hold *hold = &call->lock->hold;
-  hl__connection *connection = hold->connection;
   hl_grant grant = {0};
   hl_error reason = {0};
 
-  int status = hl__hold_settle(manager, connection, hl__late_answer_by(call->deadline), &reason);
+  int status = hl__hold_use(hold, error);
+  if (status) return status;
+  hl__connection *connection = hold->connection;
+  if (request->n == 0) {
+    hl__connection_mutex_unlock(connection);
+    return HL_OK;
+  }
+  status = hl__hold_settle(manager, connection, hl__late_answer_by(call->deadline), &reason);
   /* An earlier extend may have been cancelled when it had just ended. */
   if (status == HL_OK) status = manager->ops->settle(connection->session, 0, &reason);
   hl__connection_mutex_unlock(connection);
@@ -689,7 +694,6 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
 
 int hl__call_extend(hl__call *call, hl_error *error) {
   hl__extension *extension = call->extension;
-  hl__hold *hold = &call->lock->hold;
   hl_request request;
   char path[256];
   request_fill(&request, call, extension->whole, call->timeout, path);
@@ -698,17 +702,8 @@ int hl__call_extend(hl__call *call, hl_error *error) {
   request.names = hl__plan_names(extension->plan);
   request.extend = true;
   request.upgrade = extension->converts;
-  if (call->lock->lease) {
-    int done = lease_convert(call, &request, error);
-    if (done == HL_TIMEOUT) timeout_say(error, extension->plan, call->timeout);
-    return done;
-  }
-  int status = hl__hold_use(hold, error);
-  if (status) return status;
-  if (request.n == 0)
-    hl__connection_mutex_unlock(hold->connection);
-  else
-    status = extend(call, &request, error);
+  int status =
+      call->lock->lease ? lease_convert(call, &request, error) : extend(call, &request, error);
   if (status == HL_TIMEOUT) timeout_say(error, extension->plan, call->timeout);
   return status;
 }

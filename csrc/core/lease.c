@@ -49,23 +49,23 @@ bool hl__random_fill(void *data, size_t size) {
   return true;
 }
 
-static int names_draw(hl_lease_terms *terms, bool adopts, hl_error *error) {
+static int names_draw(hl_lease_terms *terms, bool imported, hl_error *error) {
   uint8_t random[48];
   if (!hl__random_fill(random, sizeof random))
     return hl__error_errno(error, HL_ESTORE, "there are no random numbers");
   memcpy(terms->holder, random + 32, 16);
-  if (adopts) return HL_OK;
+  if (imported) return HL_OK;
   memcpy(terms->id, random, 16);
   terms->id[0] |= 1; /* hl__is_presence */
   memcpy(terms->secret, random + 16, 16);
   return HL_OK;
 }
 
-int hl__lease_redraw(hl__lease *lease, bool adopts, hl_error *error) {
+int hl__lease_redraw(hl__lease *lease, hl_error *error) {
   uint8_t before[16];
   memcpy(before, lease->terms.id, sizeof before);
-  int status = names_draw(&lease->terms, adopts, error);
-  if (status == HL_OK && !adopts) memcpy(lease->terms.former, before, sizeof before);
+  int status = names_draw(&lease->terms, lease->imported, error);
+  if (status == HL_OK && !lease->imported) memcpy(lease->terms.former, before, sizeof before);
   return status;
 }
 

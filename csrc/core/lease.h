@@ -30,9 +30,10 @@ typedef struct hl__lease {
   atomic_uint references; /* of its lock or call, and its tasks */
   hl_manager *manager;
   bool refreshes, releases; /* auto_refresh, auto_release */
-  bool imported;            /* another process may have its text; constant once granted */
-  hl_lease_terms terms;     /* constant once granted, except `place`, `token`, `again` */
-  atomic_ullong turn;       /* of the last refresh sent */
+  /* Id and secret come from a text, which another process may have, too. Constant. */
+  bool imported;
+  hl_lease_terms terms; /* constant once granted, except `place`, `token`, `again` */
+  atomic_ullong turn;   /* of the last refresh sent */
   hl__lease_state state HL__GUARDED_BY(hl__manager_mutex);
   hl__span span HL__GUARDED_BY(hl__manager_mutex); /* set by the caller of hl__lease_begin */
   /* In the manager's `leases` while HELD, later perhaps in its `drops`. */
@@ -57,9 +58,9 @@ bool hl__random_fill(void *data, size_t size);
 int hl__lease_new(hl_manager *manager, const hl_options *options, hl__lease **lease,
                   hl_error *error);
 /* Draws new names before another try of a grant that was not answered: the earlier try, or its
-   recall, may still be carried out, and must not meet the record of the new try. adopts: id and
-   secret come from a text, and stay. HL_OK, HL_ESTORE. */
-int hl__lease_redraw(hl__lease *lease, bool adopts, hl_error *error);
+   recall, may still be carried out, and must not meet the record of the new try. An import keeps id
+   and secret. HL_OK, HL_ESTORE. */
+int hl__lease_redraw(hl__lease *lease, hl_error *error);
 /* Gives back the owner's reference. NULL is fine. */
 void hl__lease_unref(hl__lease *lease);
 

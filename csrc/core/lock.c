@@ -49,16 +49,24 @@ static hl__lease *held_lease(const hl__held *held) {
   return HL__LIST_ENTRY(held, const hl_lock, held)->lease;
 }
 
-hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options) {
+int hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options,
+                 hl_lock **result, hl_error *error) {
+  hl__lease *lease = NULL;
+  int status = options->ttl ? hl__lease_new(manager, options, &lease, error) : HL_OK;
+  if (status) return status;
   size_t label = options->label_size, most = sizeof((hl_holder *)0)->label;
   size_t where = options->where ? strnlen(options->where, HL_WHERE_SIZE - 1) : 0;
   if (label > most) label = most;
   size_t size = hl__plan_copy_size(plan);
   hl_lock *lock = malloc(sizeof *lock + size + label + where + 1);
-  if (!lock) return NULL;
+  if (!lock) {
+    hl__lease_unref(lease);
+    return hl__error_memory(error);
+  }
   char *texts = (char *)(lock + 1) + size;
   *lock = (hl_lock){
       .hold.manager = manager,
+      .lease = lease,
       .generation = hl__fork_generation(),
       .plan = hl__plan_house(lock + 1, plan),
       .label = texts,
@@ -79,17 +87,8 @@ hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options
   if (where) memcpy(texts + label, options->where, where);
   texts[label + where] = '\0';
   atomic_fetch_add(&manager->references, 1u);
-  return lock;
-}
-
-int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error) {
-  if (!*lock) return hl__error_memory(error);
-  int status = hl__lease_new((*lock)->hold.manager, options, &(*lock)->lease, error);
-  if (status) {
-    hl_lock_free(*lock);
-    *lock = NULL;
-  }
-  return status;
+  *result = lock;
+  return HL_OK;
 }
 
 /* --------------------------------------------------------------- holding */

@@ -57,12 +57,11 @@ static inline bool hl__lock_is_occupied(hl_lock *lock) {
          !hl__lock_is_foreign(lock);
 }
 
-/* Makes an empty lock, with a reference to the manager and a copy of the plan. The options name the
-   asker. NULL: out of memory. */
-hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options);
-/* Creates the lease that *lock will hold, from options that were checked. HL_OK. HL_ENOMEM, also
-   where *lock is NULL, HL_ESTORE: it has freed *lock. */
-int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error);
+/* Makes an empty lock, with a reference to the manager, a copy of the plan and, with a ttl, the lease
+   that it will hold. The options were checked, and name the asker. HL_OK, HL_ENOMEM; HL_ESTORE, of
+   hl__lease_new. */
+int hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options,
+                 hl_lock **result, hl_error *error);
 /* HL_ERELEASED: the lock is foreign; HL_EMISUSE: it is occupied. */
 int hl__lock_unusable_error(const hl_lock *lock, hl_error *error);
 /* HL_OK: the lock belongs to this process, and no call occupies it. HL_ERELEASED, HL_EMISUSE. */

@@ -46,14 +46,7 @@ typedef struct acquisition {
   hl_manager *manager;
   hl_options options;
   hl_lock *lock; /* the new one; NULL: it could not be made */
-  bool adopts;   /* an import */
 } acquisition;
-
-static int lock_make(acquisition *self, const hl_plan *plan, hl_error *error) {
-  self->lock = hl__lock_new(self->manager, plan, &self->options);
-  if (!self->lock) return hl__error_memory(error);
-  return self->options.ttl ? hl__lock_lease(&self->lock, &self->options, error) : HL_OK;
-}
 
 /* Makes the lock of an import, with the lease that it is to adopt. */
 static int import_make(acquisition *self, const hl_id *text, const hl_options *given,
@@ -70,7 +63,7 @@ static int import_make(acquisition *self, const hl_id *text, const hl_options *g
   options->label_size = 0;
   options->owner = NULL; /* the record has it */
   if (!options->ttl) options->ttl = terms.ttl;
-  status = lock_make(self, plan, error);
+  status = hl__lock_new(self->manager, plan, options, &self->lock, error);
   if (status == HL_OK) {
     hl__lease *lease = self->lock->lease;
     memcpy(lease->terms.id, terms.id, sizeof terms.id);
@@ -88,7 +81,6 @@ static inline int acquire(acquisition *self, hl_lock **result, hl_error *error) 
   hl__wait wait = {.blocks = true};
   hl__call call;
   hl__call_init(&call, self->manager, HL__ACQUIRE, lock, &self->options);
-  call.adopts = self->adopts;
   int status = thread_wait_begin(&wait, &call, NULL, error);
   if (status == HL_OK) {
     status = hl__call_make(&call, error);
@@ -109,11 +101,10 @@ int hl_acquire(hl_manager *manager, const hl_plan *plan, const hl_options *given
   HL__NEEDS(manager && plan && result, error);
   acquisition self;
   self.manager = manager;
-  self.adopts = false;
   *result = NULL;
   int status = hl__options_take(given, &self.options, error);
   if (status == HL_OK) status = hl__options_check(&self.options, manager, plan, error);
-  if (status == HL_OK) status = lock_make(&self, plan, error);
+  if (status == HL_OK) status = hl__lock_new(manager, plan, &self.options, &self.lock, error);
   return status ? status : acquire(&self, result, error);
 }
 
@@ -121,7 +112,7 @@ int hl_import(hl_manager *manager, const char *text, size_t size, const hl_optio
               hl_lock **result, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && text && result, error);
-  acquisition self = {.manager = manager, .adopts = true};
+  acquisition self = {.manager = manager};
   *result = NULL;
   int status = import_make(&self, &(hl_id){text, size}, given, error);
   return status ? status : acquire(&self, result, error);
@@ -166,7 +157,6 @@ static int begin(const acquisition *self, int status, hl_pending *whole, hl_pend
     hl__manager_leave(manager);
     return status;
   }
-  pending->call.adopts = self->adopts;
   pending->agent = hl_agent_ref(options->agent);
   /* The store looks for circles, and must know what the agent of the whole holds. The wait is the
      whole's. */
@@ -200,7 +190,8 @@ int hl__start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
   int status = hl__options_check(&self.options, manager, plan, error);
   if (status == HL_OK) status = enter(manager, error);
   if (status) return status;
-  return begin(&self, lock_make(&self, plan, error), whole, result, error);
+  status = hl__lock_new(manager, plan, &self.options, &self.lock, error);
+  return begin(&self, status, whole, result, error);
 }
 
 int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given, hl_pending **result,
@@ -217,7 +208,7 @@ int hl_start_import(hl_manager *manager, const char *text, size_t size, const hl
                     hl_pending **result, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && text && result, error);
-  acquisition self = {.manager = manager, .adopts = true};
+  acquisition self = {.manager = manager};
   *result = NULL;
   int status = enter(manager, error);
   if (status) return status;
