@@ -267,13 +267,12 @@ static bool record_stays(hl__call *call, hl__connection *connection, const hl_gr
 }
 
 /* Whether a call goes on after the end of its connection, with a fresh one. An older connection may
-   have gone stale in the pool, or the directory in which all waited may be gone. The store may have
-   ended a fresh connection that was silent for hold_timeout, as on a busy machine. */
+   have gone stale in the pool. The store may have ended a fresh connection that was silent for
+   hold_timeout, as on a busy machine. */
 static bool repairs(const hl__call *call, const hl__connection *connection, bool repaired,
                     int64_t limit) HL__REQUIRES(hl__manager_mutex) {
-  const hl_manager *manager = call->manager;
-  bool first = !repaired && !(connection->fresh && manager->ops->traits.scarce);
-  bool silent = hl__boot_ms() - connection->answered >= manager->config.hold_timeout;
+  bool first = !repaired && !connection->fresh;
+  bool silent = hl__boot_ms() - connection->answered >= call->manager->config.hold_timeout;
   return (first || silent) && !is_unwanted(call) && hl__left_ms(limit) > 0;
 }
 
