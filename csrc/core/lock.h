@@ -57,9 +57,9 @@ static inline bool hl__lock_is_occupied(hl_lock *lock) {
          !hl__lock_is_foreign(lock);
 }
 
-/* Makes an empty lock, with a reference to the manager, a copy of the plan and, with a ttl, the lease
-   that it will hold. The options were checked, and name the asker. HL_OK, HL_ENOMEM; HL_ESTORE, of
-   hl__lease_new. */
+/* Makes an empty lock, with a reference to the manager and a copy of the plan; with a ttl also the
+   lease that it will hold. The options were checked, and name the asker. HL_OK, or what
+   hl__lease_new says. */
 int hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options,
                  hl_lock **result, hl_error *error);
 /* HL_ERELEASED: the lock is foreign; HL_EMISUSE: it is occupied. */
