@@ -45,26 +45,28 @@ local function collisions(nodes)
   return n
 end
 
--- The first tree, of those that differ in the id at one position, with so many
--- collisions that satisfies(nodes).
-local function search(position, satisfies)
+-- The first tree, of those that differ in the id at one position, where the node there satisfies(row), and so many
+-- nodes have another one's row.
+local function search(position, count, satisfies)
+  local node = tree({})[position]
   for i = 1, 1000000 do
-    local nodes = tree { [position] = "n" .. position .. "-" .. i }
-    if satisfies(nodes) then return nodes end
+    node[#node] = "n" .. position .. "-" .. i
+    if satisfies(row_of(node)) then
+      local nodes = tree { [position] = node[#node] }
+      if collisions(nodes) == count then return nodes end
+    end
   end
   error("there is no such tree")
 end
 
 local function without_collision()
-  return search("1", function(nodes) return collisions(nodes) == 0 end)
+  return search("1", 0, function() return true end)
 end
 
 -- The nodes at two positions, and no others, share a row.
 local function with_collision(one, other)
   local wanted = row_of(tree({})[one])
-  return search(other, function(nodes)
-    return row_of(nodes[other]) == wanted and collisions(nodes) == 1
-  end)
+  return search(other, 1, function(row) return row == wanted end)
 end
 
 -- Each node exclusively, and each resource shared as well.

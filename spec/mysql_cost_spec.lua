@@ -1,4 +1,5 @@
 --- The cost of acquiring and releasing at a server: round trips, prepared statements, and no writes.
+-- Parts: stores
 
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"

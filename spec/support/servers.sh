@@ -361,8 +361,11 @@ write_env() {
 }
 
 discard() {                             # KIND…
-  local kind
-  end TERM "$@"
+  local kind orderly=() at_once=()
+  # Their data go with them. PostgreSQL must give back what it shares with its processes.
+  for kind; do if [[ $kind == postgresql ]]; then orderly+=("$kind"); else at_once+=("$kind"); fi; done
+  end KILL "${at_once[@]}"
+  end TERM "${orderly[@]}"
   for kind; do rm -rf "$dir/$kind/"{data,tmp,sock*}; done
   if alive mysql || alive mariadb || alive postgresql || alive redis || alive memcached; then write_env; else rm -rf "$dir/tls" "$dir/env"; fi
 }

@@ -12,8 +12,8 @@
 # whose titles have that word, with `_` for a space, and none of the words before it; FILE@rest runs all others. The
 # word "stores" stands for the names of the stores that the file comes to: FILE@redis.
 #
-# Files that measure how exact time-outs are, or how soon something is sent, run at the end and one by one, for
-# beside others they would measure the machine.
+# Files that measure how exact time-outs are, or how soon something is sent, run at the end, and no more of them at a
+# time than there are cores, for beside others they would measure the machine.
 #
 # Those that took longest in the last run begin first: the cache has their seconds; not with UNTIL. The order of the
 # other files, and of the specs within one, is random: it follows from SEED, which is printed. LIMIT: the seconds after
@@ -26,7 +26,7 @@ cd "$(dirname "$self")/../.."
 export LANES=${LANES:-$(($(nproc) * 3))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
 seconds=${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}/seconds
-alone='(/.*_cost_spec\.lua|/with_spec\.lua|@gives_up)$'
+exact='(/.*_cost_spec\.lua(@.*)?|/with_spec\.lua|@gives_up)$'
 # What needs no server. HIERLOCK_REQUIRE says so if that is wrong.
 light='(@(embedded|sqlite|quorum)|/(check|command_completion|deadlock_random|error|finalizer|misuse|plan|quorum_tables|structure)_spec\.lua(@.*)?|/test_(cancel|core|embedded_directory|embedded_store|leases|misuse|sessions|unload))$'
 # What takes longest begins first: the others go on beside it. Here, until a run has said what that is.
@@ -139,10 +139,10 @@ run_item() {                            # sets $status; the output is in $log
     command[-1]+=" ${file%@*}"
   fi
   set -m                                # a process group of its own, to be ended as a whole
-  "${command[@]}" </dev/null >"$log" 2>&1 8>&- &
+  "${command[@]}" </dev/null >"$log" 2>&1 7>&- 8>&- &
   child=$!
   set +m
-  sleep "$LIMIT" 8>&- &
+  sleep "$LIMIT" 7>&- 8>&- &
   clock=$!
   status=0
   wait -n -p first "$child" "$clock" || status=$?
@@ -192,14 +192,23 @@ again() {
   echo "        again alone, later  $item"
 }
 
-lane() {                                # [light]
-  local log status start light=${1:-}
+lane() {                                # NUMBER, or light
+  local log status start light='' number=0
+  if [[ $1 == light ]]; then light=1; else number=$1; fi
   child=''
   trap '[[ ! $child ]] || kill -s KILL -- "-$child"' EXIT
   trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
-  # Whoever runs one beside others shares this lock; whoever runs one alone has it to himself.
-  exec 8>>"$work/running"
-  while { flock --shared 8; [[ ! $light ]] && take queue; } || take light || { flock 8; [[ ! $light ]] && take alone; }; do
+  # A lane shares the first lock while it runs one beside others, and needs it once to itself to know that they are
+  # over. It shares the second while it runs an exact one, and has it to itself while it runs one alone.
+  exec 7>>"$work/beside" 8>>"$work/running"
+  while
+    flock --shared 7
+    { [[ ! $light ]] && take queue; } || take light || {
+      [[ ! $light ]] && flock 7 && flock --unlock 7 && {
+        { ((number <= $(nproc))) && flock --shared 8 && take exact; } || { flock 8 && take alone; }
+      }
+    }
+  do
     log=$work/${item//[:\/]/_}.log
     start=${EPOCHREALTIME/./}
     if [[ -s $log.only ]]; then
@@ -304,9 +313,10 @@ trap finish EXIT
 trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
 
 in_parts "$@" | in_order >"$work/all"
-grep -Ev "$alone" "$work/all" | grep -Ev "$light" >"$work/queue" || true
-grep -Ev "$alone" "$work/all" | grep -E "$light" >"$work/light" || true
-grep -E "$alone" "$work/all" >"$work/alone" || true
+grep -Ev "$exact" "$work/all" | grep -Ev "$light" >"$work/queue" || true
+grep -Ev "$exact" "$work/all" | grep -E "$light" >"$work/light" || true
+grep -E "$exact" "$work/all" >"$work/exact" || true
+: >"$work/alone"
 for lua in $(printf '%s\n' "$@" | sed -n 's/:.*\.lua$//p' | sort -u); do
   "${make[@]}" spec-built "LUA=$lua" >&2
   "${make[@]}" says-spec "LUA=$lua" >"$work/spec-$(basename "$lua")"
@@ -320,7 +330,8 @@ more=$(nproc)
 echo "$# files, in $count parts and $((LANES + more)) lanes, SEED=$SEED; first the servers of each lane start"
 for ((i = 1; i <= LANES + more; i++)); do
   lane=("$self" --lane "$work")
-  if ((i > LANES)); then lane+=(light); elif [[ ! ${MYSQL_DSN:-} ]]; then lane=(spec/support/servers.sh run "$work/$i" -- "${lane[@]}"); fi
+  if ((i > LANES)); then lane+=(light); else lane+=("$i"); fi
+  if ((i <= LANES)) && [[ ! ${MYSQL_DSN:-} ]]; then lane=(spec/support/servers.sh run "$work/$i" -- "${lane[@]}"); fi
   "${lane[@]}" 2>"$work/lane$i" &
   lanes+=($!)
 done
@@ -328,7 +339,7 @@ for i in "${!lanes[@]}"; do
   wait "${lanes[i]}" || { status=$?; echo "=== FAILED: lane $((i + 1)), which ended with $status"; tail -n 14 "$work/lane$((i + 1))"; status=1; }
 done
 lanes=()
-cat "$work/light" "$work/alone" >>"$work/queue"
+cat "$work/light" "$work/exact" "$work/alone" >>"$work/queue"
 [[ ! -s $work/queue ]] || { status=1; echo "Not run:"; cat "$work/queue"; }
 remember
 report || status=1
