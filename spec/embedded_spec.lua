@@ -385,6 +385,20 @@ describe("between processes", function()
     peer:release("waiter")
   end)
 
+  it("a waiter that the revoking of many leases lets in is granted a lease that lasts", function()
+    local store = setmetatable({ dsn = "file:" .. fresh(), options = { timeout = 15 } }, { __index = embedded })
+    local one, leases, lease = support.open(store), {}, { ttl = 60, auto_refresh = false }
+    managers[#managers + 1] = one
+    -- The first lease is the first to be revoked; the waiter's comes behind all of these.
+    for i = 1, 4000 do leases[i] = assert(one:acquire({ "k", "a", "r" .. i }, lease)) end
+    peer = support.process(store)
+    peer:acquire("h", "acquire", { "k", "a", "r1" }, lease)
+    support.wait_until(function() return support.waiting(store, { "k", "a", "r1" }) == 1 end, "the waiter")
+    assert.equal(#leases, one:revoke { target = { "k" } })
+    assert.is_true(peer:result())
+    assert.is_true(peer:call "return handles.h:check()")
+  end)
+
   it("a waiter goes on when the holder is killed", function()
     peer = support.process(embedded)
     local holder = support.process(embedded)

@@ -521,17 +521,17 @@ typedef struct revocation {
   hl__shm_space *space;
   const hl_lease_filter *filter;
   int64_t deadline;
-  uint64_t count;
+  uint64_t last, count; /* last: the greatest stamp of the leases that were there at its begin */
   int status;
 } revocation;
 
 static bool revoke_step(void *context, uint32_t index) {
   revocation *self = context;
   hl__shm_lease *lease = hl__shm_lease_at(self->space, index);
-  if (!lease) return true;
-  uint64_t stamp = atomic_load(&lease->base.stamp);
+  uint64_t stamp = lease ? atomic_load(&lease->base.stamp) : UINT64_MAX;
   grip it = {0};
-  if (!hl__embedded_lease_matches(self->space, index, self->filter)) return true;
+  if (stamp > self->last || !hl__embedded_lease_matches(self->space, index, self->filter))
+    return true;
   self->status = grip_take(self->space, index, stamp, self->deadline, &it);
   if (self->status) {
     if (self->status != HL__ABSENT) return false;
@@ -541,21 +541,21 @@ static bool revoke_step(void *context, uint32_t index) {
   text_set(lease->by, sizeof lease->by, self->filter->by);
   text_set(lease->reason, sizeof lease->reason, self->filter->reason);
   atomic_store(&lease->revoked, (uint64_t)hl__unix_ms());
-  if (hl__shm_lease_end(self->space, index, stamp, 0))
-    self->count++;
-  else
-    note_forget(&it); /* it had ended before */
+  const bool ended = hl__shm_lease_end(self->space, index, stamp, 0);
+  self->count += ended;
+  if (!ended) note_forget(&it); /* before */
   grip_leave(&it);
   return true;
 }
 
-/* Ends expired leases, too: a refresh could revive them as long as the record is there. */
+/* Ends expired leases, too, as a refresh could revive them; but none of a waiter that it lets in. */
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
                         uint64_t *count, hl_error *error) {
   hl__shm_space *space = space_of(base);
-  revocation self = {space, filter, at_least(deadline), 0, HL_OK};
   int status = hl__shm_check(space, false, error);
   if (status) return status;
+  uint64_t last = atomic_load(&space->table->header.seq);
+  revocation self = {space, filter, at_least(deadline), last, 0, HL_OK};
   hl__shm_each_lease(space, revoke_step, &self);
   *count += self.count;
   return self.status ? busy_error(error) : HL_OK;
