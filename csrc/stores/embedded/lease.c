@@ -548,7 +548,7 @@ static bool revoke_step(void *context, uint32_t index) {
   return true;
 }
 
-/* Ends expired leases, too, as a refresh could revive them; but none of a waiter that it lets in. */
+/* Ends expired leases, too, which a refresh could revive, but none of a waiter that it lets in. */
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
                         uint64_t *count, hl_error *error) {
   hl__shm_space *space = space_of(base);
