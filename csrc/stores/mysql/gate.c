@@ -190,10 +190,9 @@ static int conflicts_find(hl__mysql_session *session, const hl_request *request,
   int status = HL_OK;
   for (size_t done = 0; done < n && status == HL_OK; done += POLL_ROWS) {
     size_t some = n - done < POLL_ROWS ? n - done : POLL_ROWS;
-    hl__text t;
+    hl__text t = {0};
     MYSQL_RES *result;
     MYSQL_ROW row;
-    if (!hl__text_new(&t, 1024 + some * HL__MYSQL_CONFLICT_ROOM)) return hl__error_memory(error);
     hl__text_put(&t, "SELECT r.level,r.bucket,HEX(r.id),"
                      "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till),");
     if (request->gives_way)
@@ -213,8 +212,7 @@ static int conflicts_find(hl__mysql_session *session, const hl_request *request,
     hl__mysql_put_conflicts(&t, rows + done, some);
     hl__text_put(&t, " LIMIT 64");
     session->patience = poll_by(request->deadline);
-    status = hl__mysql_query(session, t.data, t.used, &result, error);
-    free(t.data);
+    status = hl__mysql_ask(session, &t, &result, error);
     while (status == HL_OK && (row = hl__mysql_row(result, 5)))
       finding_add(found, store->base.layout, rows, n, row);
     mysql_free_result(result);
@@ -239,7 +237,6 @@ typedef struct lead {
   hl_row row;
 } lead;
 
-#define LEAD_NAME_ROOM (HL__MYSQL_NAME_MAX + 160)
 static void put_lead_name(hl__text *t, const hl__mysql_session *session, const hl_row *row) {
   hl__text_put(t,
                "CONCAT('hierlock-',LEFT(SHA2(CONCAT_WS('/',DATABASE(),'%s',%d,%u),"
@@ -250,8 +247,7 @@ static void put_lead_name(hl__text *t, const hl__mysql_session *session, const h
 /* The row's first two columns are truth values; -1: NULL. */
 static int lead_ask(hl__mysql_session *session, hl__text *t, int said[2], hl_error *error) {
   MYSQL_RES *result;
-  int status = hl__mysql_query(session, t->data, t->used, &result, error);
-  free(t->data);
+  int status = hl__mysql_ask(session, t, &result, error);
   MYSQL_ROW row = status == HL_OK ? hl__mysql_row(result, 2) : NULL;
   for (int i = 0; i < 2; i++) said[i] = row && row[i] ? row[i][0] == '1' : -1;
   mysql_free_result(result);
@@ -259,9 +255,8 @@ static int lead_ask(hl__mysql_session *session, hl__text *t, int said[2], hl_err
 }
 
 static int lead_leave(hl__mysql_session *session, int64_t deadline, lead *self, hl_error *error) {
-  hl__text t;
+  hl__text t = {0};
   int none[2];
-  if (!hl__text_new(&t, LEAD_NAME_ROOM + 64)) return hl__error_memory(error);
   hl__text_put(&t, "SELECT RELEASE_LOCK(");
   put_lead_name(&t, session, &self->row);
   hl__text_put(&t, "),1");
@@ -275,9 +270,8 @@ static int lead_leave(hl__mysql_session *session, int64_t deadline, lead *self, 
 /* Waits until the lead is ours, its lease has ended, its owner has had LEAD_NET_SECONDS, or the
    deadline. */
 static int lead_await(hl__mysql_session *session, int64_t deadline, lead *self, hl_error *error) {
-  hl__text t;
+  hl__text t = {0};
   int said[2];
-  if (!hl__text_new(&t, 3 * LEAD_NAME_ROOM + 256)) return hl__error_memory(error);
   hl__text_put(&t, "SELECT GET_LOCK(");
   put_lead_name(&t, session, &self->row);
   hl__text_put(&t, ",%d),IF((SELECT COUNT(*) FROM %s r WHERE", LEAD_NET_SECONDS,
@@ -317,12 +311,12 @@ static void pause_us(hl__mysql_session *session, int64_t us) {
 
 static int waiting_show(hl__mysql_session *session, int64_t deadline, bool waiting,
                         hl_error *error) {
-  hl__text t;
+  hl__text t = {0};
   uint64_t none;
-  if (!hl__text_new(&t, 64 + 2 * HL__TAG_MAX)) return hl__error_memory(error);
   hl__mysql_put_waiting(&t, session, waiting);
   session->patience = poll_by(deadline);
-  int status = hl__mysql_commands(session, t.data, t.used, 1, &none, error);
+  int status = t.failed ? hl__error_memory(error)
+                        : hl__mysql_commands(session, t.data, t.used, 1, &none, error);
   free(t.data);
   return status;
 }

@@ -51,16 +51,14 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
 static int query_run(hl__mysql_session *session, const hl_lease_filter *filter, const char *sql,
                      MYSQL_RES **result, hl_error *error) {
   int64_t ms = filter->most ? HASTE_MS : hl__left_ms(session->patience) + 1;
-  hl__text t;
-  if (!hl__text_new(&t, strlen(sql) + 128)) return hl__error_memory(error);
+  hl__text t = {0};
   if (session->dialect == HL_MARIADB)
     hl__text_put(&t, "SET STATEMENT max_statement_time=%d.%03d FOR %s", (int)(ms / 1000),
                  (int)(ms % 1000), sql);
   else
     hl__text_put(&t, "SELECT /*+ MAX_EXECUTION_TIME(%d) */ %s", (int)ms,
                  sql + sizeof "SELECT " - 1);
-  int status = hl__mysql_query(session, t.data, t.used, result, error);
-  free(t.data);
+  int status = hl__mysql_ask(session, &t, result, error);
   if (status != HL_ESTORE || !error) return status;
   hl_error said = *error;
   (void)hl__error(error, status,

@@ -46,9 +46,7 @@ static bool is_one(const char *value) { return value && value[0] == '1'; }
 enum { REVOKED, BY, WHY, FITS, LEFT_US, HOLDER, BEHIND, LATE, FIELDS };
 static int record_query(hl__mysql_session *session, const hl_lease_terms *terms, bool by_secret,
                         MYSQL_RES **result, hl_error *error) {
-  hl__text t;
-  *result = NULL;
-  if (!hl__text_new(&t, 1024)) return hl__error_memory(error);
+  hl__text t = {0};
   hl__text_put(&t, "SELECT l.revoked,l.revoked_by,l.reason,");
   if (by_secret)
     hl__mysql_put_secret(&t, "l.secret=", terms->secret);
@@ -60,9 +58,7 @@ static int record_query(hl__mysql_session *session, const hl_lease_terms *terms,
                (unsigned long long)(terms->token >> 8), (unsigned long long)terms->turn,
                session->store->leases);
   hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
-  int status = hl__mysql_query(session, t.data, t.used, result, error);
-  free(t.data);
-  return status;
+  return hl__mysql_ask(session, &t, result, error);
 }
 
 /* Judges a row of record_query, NULL if there is none; *record says what fits. */
@@ -153,10 +149,9 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   hl__mysql_session *session = session_of(base);
   const hl__mysql_store *store = session->store;
   uint64_t affected[3];
-  hl__text t;
+  hl__text t = {0};
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
-  if (!hl__text_new(&t, 1024)) return hl__error_memory(error);
   hl__text_put(&t,
                "INSERT INTO %s (id,secret,holder,till,turn,since,token,mode,owner,"
                "label,path,application,host,pid,revoked) VALUES (",
@@ -169,9 +164,7 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
                store->rows);
   hl__mysql_put_id(&t, " WHERE id=", terms->id);
   hl__text_put(&t, ";COMMIT");
-  status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
-  free(t.data);
-  return status;
+  return hl__mysql_whole(session, &t, 3, affected, deadline, error);
 }
 
 /* A SELECT's WHERE: the holders' own records. The ids come first, as the server looks these up. */
@@ -194,10 +187,9 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
   const hl__mysql_store *store = session->store;
   uint64_t affected[5];
   unsigned statements = 3;
-  hl__text t;
+  hl__text t = {0};
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
-  if (!hl__text_new(&t, 1024 + n * 256)) return hl__error_memory(error);
   hl__text_put(&t, HL__RECORD_LIMIT);
   if (n > 1) {
     hl__text_put(&t, "DELETE d,r FROM (SELECT l.id FROM %s l", store->leases);
@@ -213,13 +205,9 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
   hl__text_put(&t, ";COMMIT");
   status = hl__mysql_whole(session, &t, statements, affected, deadline, error);
   session->wait = 0;
-  free(t.data);
   /* The server counts the rows of both tables: it does not say how many of several were there. */
   return status == HL_OK && (n > 1 || affected[1] == 0) ? HL__ABSENT : status;
 }
-
-/* A row of put_rows_fit. */
-#define ROW_ROOM 40
 
 /* A SELECT: 1 if the record locks just the request's rows. */
 static void put_rows_fit(hl__text *t, const hl__mysql_store *store, const hl_request *request) {
@@ -255,9 +243,8 @@ static int adopt_from(hl__mysql_session *session, const hl_request *request, con
                       int64_t deadline, hl_grant *grant, hl_error *error) {
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = session->store->config;
-  hl__text t;
+  hl__text t = {0};
   uint64_t affected[3] = {0, 0, 0};
-  if (!hl__text_new(&t, 2560 + request->n * ROW_ROOM)) return hl__error_memory(error);
   put_rows_fit(&t, session->store, request);
   hl__text_put(&t,
                " INTO @hierlock_fits;UPDATE %s SET token=LAST_INSERT_ID(token),till=" HL__END_AFTER
@@ -273,7 +260,6 @@ static int adopt_from(hl__mysql_session *session, const hl_request *request, con
   hl__text_put(&t, " AND holder=0x%s AND revoked=0 AND @hierlock_fits;COMMIT", holder);
   grant->sent_ms = hl__boot_ms();
   int status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
-  free(t.data);
   grant->token = session->number;
   return status == HL_OK && affected[1] == 0 ? HL__AGAIN : status;
 }
@@ -308,19 +294,18 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
    the downgrade named: an upgrade that was not answered gave it that token. */
 static bool token_find(hl__mysql_session *session, const hl_lease_terms *terms, uint64_t *token,
                        int64_t deadline) {
-  hl__text t;
-  MYSQL_RES *result = NULL;
+  hl__text t = {0};
+  MYSQL_RES *result;
   uint64_t named = *token >> 8;
-  if (hl__mysql_begin(session, deadline, NULL) != HL_OK || !hl__text_new(&t, 256)) return false;
+  if (hl__mysql_begin(session, deadline, NULL) != HL_OK) return false;
   hl__text_put(&t, "SELECT l.token FROM %s l", session->store->leases);
   hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
   hl__mysql_put_id(&t, " AND l.holder=", terms->holder);
-  int status = hl__mysql_query(session, t.data, t.used, &result, NULL);
+  int status = hl__mysql_ask(session, &t, &result, NULL);
   MYSQL_ROW row = status == HL_OK ? hl__mysql_row(result, 1) : NULL;
   bool found = row && row[0];
   if (found) *token = strtoull(row[0], NULL, 10);
   mysql_free_result(result);
-  free(t.data);
   return end(session, status, NULL) == HL_OK && found && *token >> 8 > named;
 }
 
@@ -352,12 +337,10 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
 
 /* ------------------------------------------------------------ many records */
 
-/* SELECT columns FROM the leases that match. over: also those whose time is up. data is NULL:
-   out of memory. */
+/* SELECT columns FROM the leases that match. over: also those whose time is up. */
 static hl__text filter_sql(const hl__mysql_store *store, const hl_lease_filter *filter,
                            const char *columns, bool over) {
-  hl__text t;
-  if (!hl__text_new(&t, 2048 + filter->n * HL__MYSQL_CONFLICT_ROOM)) return t;
+  hl__text t = {0};
   hl__text_put(&t, "SELECT %s FROM ", columns);
   if (filter->n > 0) {
     hl__text_put(&t, "(SELECT DISTINCT r.id FROM %s r WHERE", store->rows);
@@ -402,10 +385,8 @@ int hl__mysql_leases_list(hl__mysql_session *session, const hl_lease_filter *fil
   hl__text t = filter_sql(session->store, filter, columns, filter->over);
   MYSQL_RES *result;
   MYSQL_ROW row;
-  if (!t.data) return hl__error_memory(error);
   if (filter->most) hl__text_put(&t, " LIMIT %zu", filter->most);
-  int status = hl__mysql_query(session, t.data, t.used, &result, error);
-  free(t.data);
+  int status = hl__mysql_ask(session, &t, &result, error);
   while (status == HL_OK && (row = hl__mysql_row(result, 11))) {
     hl_holder holder;
     holder_read(row, &holder);
@@ -430,9 +411,8 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
 static int revoke_one(hl__mysql_session *session, const char *id, const hl_lease_filter *filter,
                       int64_t deadline, uint64_t *count, hl_error *error) {
   const hl__mysql_store *store = session->store;
-  hl__text t;
+  hl__text t = {0};
   uint64_t affected[3] = {0, 0, 0};
-  if (!hl__text_new(&t, 1536)) return hl__error_memory(error);
   hl__text_put(&t, "UPDATE %s SET revoked=1,turn=%llu,revoked_by=", store->leases,
                (unsigned long long)filter->call);
   hl__mysql_put_string(&t, filter->by, 63);
@@ -443,7 +423,6 @@ static int revoke_one(hl__mysql_session *session, const char *id, const hl_lease
                "l.id=0x%.32s AND l.revoked=1;COMMIT",
                id, store->leases, store->rows, id);
   int status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
-  free(t.data);
   if (status == HL_OK) *count += affected[0];
   return status;
 }
@@ -472,9 +451,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t
   hl__text t = filter_sql(session->store, filter, "HEX(l.id)", true);
   MYSQL_RES *result;
   MYSQL_ROW row;
-  if (!t.data) return hl__error_memory(error);
-  status = hl__mysql_query(session, t.data, t.used, &result, error);
-  free(t.data);
+  status = hl__mysql_ask(session, &t, &result, error);
   status = end(session, status, error);
   while (status == HL_OK && (row = hl__mysql_row(result, 1))) {
     status = hl__mysql_begin(session, deadline, error);

@@ -168,16 +168,16 @@ struct hl__mysql_session {
 
 /* ---- text.c */
 
+/* All zero: empty. */
 typedef struct hl__text {
   char *data; /* malloc'ed */
   size_t used, capacity;
+  bool failed; /* out of memory: the text is not whole, and must not be sent */
 } hl__text;
 
-/* False: out of memory. */
-bool hl__text_new(hl__text *text, size_t capacity);
-/* The caller has reserved the room. */
 void hl__text_put(hl__text *text, const char *format, ...) HL__PRINTF(2, 3);
-/* Puts the bytes as a literal. */
+/* Puts the bytes; as a literal. */
+void hl__text_add(hl__text *text, const void *data, size_t n);
 void hl__text_hex(hl__text *text, const void *data, size_t n);
 /* Copies text that other programs have written: cut to size, and escaped for terminals. NULL: an
    empty text. */
@@ -274,9 +274,7 @@ int64_t hl__mysql_gate(const hl__mysql_session *session, const hl_request *reque
    HL__BEHIND_UPDATE. *sent: when the last command that was answered was sent. */
 int hl__mysql_leases_await(hl__mysql_session *session, const hl_request *request, int64_t *sent,
                            hl_error *error);
-/* " (r.level=0 AND r.bucket=1 AND r.x=1 OR ...)": the conflicting rows of leases. Room:
-   HL__MYSQL_CONFLICT_ROOM for each. */
-#define HL__MYSQL_CONFLICT_ROOM 64
+/* " (r.level=0 AND r.bucket=1 AND r.x=1 OR ...)": the conflicting rows of leases. */
 void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n);
 
 /* ---- leases.c, record.c */
@@ -292,7 +290,7 @@ int hl__mysql_leases_list(hl__mysql_session *session, const hl_lease_filter *fil
 /* ---- tag.c */
 
 /* Puts a statement that tells observers that the session's rows wait behind a lease, or wait no
-   longer. Room: HL__TAG_MAX * 2 + 32 bytes. */
+   longer. */
 void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session, bool waiting);
 
 /* Returns how many bytes the value of @hierlock for the request may have. */
@@ -340,15 +338,16 @@ int hl__mysql_settle_late(hl__mysql_session *session, int64_t deadline, const ch
 #define HL__MYSQL_ANSWER_MS 50
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MYSQL_RES **result,
                     hl_error *error);
+/* As hl__mysql_query, also HL_ENOMEM. Frees the text. */
+int hl__mysql_ask(hl__mysql_session *session, hl__text *t, MYSQL_RES **result, hl_error *error);
 
 /* Does the same with several statements that return no rows. affected: how many rows each has
    changed. session->number: the value of a statement's LAST_INSERT_ID(…). When one fails, the
    server does not execute the statements behind it. */
 int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
                        uint64_t *affected, hl_error *error);
-/* Sends n statements; the answers are outstanding. */
-int hl__mysql_commands_send(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
-                            hl_error *error);
+/* Sends n statements; the answers are outstanding. HL_ENOMEM. Frees the text. */
+int hl__mysql_commands_send(hl__mysql_session *session, hl__text *t, unsigned n, hl_error *error);
 
 /* The next row of a result. NULL: there are no more, or they have fewer columns, and the peer is
    no server. */

@@ -30,19 +30,23 @@ int hl__mysql_begin(hl__mysql_session *session, int64_t deadline, hl_error *erro
 
 int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n, uint64_t *affected,
                       hl_error *error) {
-  int status = hl__mysql_commands(session, t->data, t->used, n, affected, error);
+  int status = t->failed ? hl__error_memory(error)
+                         : hl__mysql_commands(session, t->data, t->used, n, affected, error);
   if (status != HL_OK && status != HL_ECONNECTION) (void)hl__mysql_rollback_send(session, NULL);
   return status;
 }
 
 int hl__mysql_whole(hl__mysql_session *session, hl__text *t, unsigned n, uint64_t *affected,
                     int64_t deadline, hl_error *error) {
+  int status;
   for (;;) {
-    int status = hl__mysql_changes(session, t, n, affected, error);
-    if (status != HL_DEADLOCK) return status;
+    status = hl__mysql_changes(session, t, n, affected, error);
+    if (status != HL_DEADLOCK) break;
     status = hl__mysql_begin(session, deadline, error);
-    if (status) return status;
+    if (status) break;
   }
+  free(t->data);
+  return status;
 }
 
 void hl__mysql_put_id(hl__text *t, const char *column, const uint8_t id[16]) {
@@ -61,14 +65,6 @@ void hl__mysql_put_string(hl__text *t, const char *text, size_t most) {
 }
 
 /* -------------------------------------------------------------- recording */
-
-#define RECORD_ROOM 4096
-#define ROW_ROOM 48
-
-static bool record_room(hl__text *t, const hl_request *request) {
-  return hl__text_new(t, RECORD_ROOM + (request->n + request->recorded_n) *
-                                           (ROW_ROOM + 32 + HL__MYSQL_CONFLICT_ROOM));
-}
 
 static void put_lease_columns(hl__text *t, const hl__mysql_store *store) {
   hl__text_put(t,
@@ -186,25 +182,22 @@ static void put_record_at_once(hl__text *t, const hl__mysql_store *store, const 
 int hl__mysql_record_delete(hl__mysql_session *session, const hl_lease_terms *terms, bool confirm,
                             uint64_t *deleted, hl_error *error) {
   const hl__mysql_store *store = session->store;
-  hl__text t;
+  hl__text t = {0};
   uint64_t affected[2] = {0, 0};
-  if (!hl__text_new(&t, 512)) return hl__error_memory(error);
   hl__text_put(&t, "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id", store->leases, store->rows);
   hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
   hl__mysql_put_id(&t, " AND l.holder=", terms->holder);
   hl__text_put(&t, " AND l.revoked=0;COMMIT");
   int status = confirm ? hl__mysql_whole(session, &t, 2, affected, session->patience, error)
-                       : hl__mysql_commands_send(session, t.data, t.used, 2, error);
-  free(t.data);
+                       : hl__mysql_commands_send(session, &t, 2, error);
   *deleted = affected[0];
   return status;
 }
 
 int hl__mysql_record_refresh(hl__mysql_session *session, const hl_lease_terms *terms, int64_t ttl,
                              int64_t *sent_ms, uint64_t *changed, hl_error *error) {
-  hl__text t;
+  hl__text t = {0};
   uint64_t affected[2] = {0, 0};
-  if (!hl__text_new(&t, 512)) return hl__error_memory(error);
   hl__text_put(&t, "UPDATE %s SET till=" HL__END_AFTER ",turn=%llu", session->store->leases,
                hl__mysql_us(ttl), (unsigned long long)terms->turn);
   hl__mysql_put_id(&t, " WHERE id=", terms->id);
@@ -213,7 +206,6 @@ int hl__mysql_record_refresh(hl__mysql_session *session, const hl_lease_terms *t
                (unsigned long long)terms->turn, (unsigned long long)(terms->token >> 8));
   *sent_ms = hl__boot_ms();
   int status = hl__mysql_whole(session, &t, 2, affected, session->patience, error);
-  free(t.data);
   *changed = affected[0];
   return status;
 }
@@ -231,9 +223,8 @@ static void recall(hl__mysql_session *session, const hl_lease_terms *terms) {
 /* Tries once. The session's limits are unknown afterwards. */
 static int record_try(hl__mysql_session *session, const hl_request *request, bool kept,
                       hl_grant *grant, hl_error *error) {
-  hl__text t;
+  hl__text t = {0};
   uint64_t affected[7];
-  if (!record_room(&t, request)) return hl__error_memory(error);
   hl__text_put(&t, HL__RECORD_LIMIT "%s", kept ? "SAVEPOINT hierlock;" : "");
   put_record(&t, session, request, grant->token);
   hl__text_put(&t, ";COMMIT");
@@ -241,7 +232,9 @@ static int record_try(hl__mysql_session *session, const hl_request *request, boo
   if (kept && request->deadline < session->patience)
     session->patience = request->deadline; /* else the keeper would end it */
   grant->sent_ms = hl__boot_ms();
-  int status = hl__mysql_commands(session, t.data, t.used, kept ? 7 : 6, affected, error);
+  int status = t.failed
+                   ? hl__error_memory(error)
+                   : hl__mysql_commands(session, t.data, t.used, kept ? 7 : 6, affected, error);
   session->wait = 0;
   free(t.data);
   return status;
@@ -280,11 +273,11 @@ int hl__mysql_record(hl__mysql_session *session, const hl_request *request, bool
 /* Records in the trip that locks the rows. HL_OK: see tail->recorded. */
 static int take_at_once(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
                         hl_grant *grant, hl_error *error) {
-  if (!record_room(&tail->text, request)) return hl__error_memory(error);
   put_record_at_once(&tail->text, session->store, request,
                      (uint32_t)hl__mysql_gate(session, request));
   tail->statements = 3;
-  int status = hl__mysql_lock_and_record(session, request, tail, grant, error);
+  int status = tail->text.failed ? hl__error_memory(error)
+                                 : hl__mysql_lock_and_record(session, request, tail, grant, error);
   free(tail->text.data);
   if (status == HL_ECONNECTION) return status; /* grant->sent_ms: it may be there */
   if (status && tail->begun) {
@@ -377,9 +370,7 @@ static int record_convert(hl__mysql_session *session, const hl_request *request,
                           uint64_t *changed, hl_error *error) {
   const hl__mysql_store *store = session->store;
   uint64_t affected[3];
-  hl__text t;
-  if (!hl__text_new(&t, 1024 + request->n * HL__MYSQL_CONFLICT_ROOM))
-    return hl__error_memory(error);
+  hl__text t = {0};
   hl__text_put(&t, HL__RECORD_LIMIT "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d",
                store->leases, store->rows, !request->upgrade, request->upgrade);
   if (request->upgrade) hl__text_put(&t, ",l.token=%llu", (unsigned long long)token);

@@ -24,7 +24,7 @@ int hl__mysql_begin(hl__mysql_session *session, int64_t deadline, hl_error *erro
 int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n, uint64_t *affected,
                       hl_error *error);
 /* hl__mysql_changes for a whole transaction, after hl__mysql_begin: repeats it while the server
-   chooses it as a deadlock's victim. */
+   chooses it as a deadlock's victim. Frees the text. */
 int hl__mysql_whole(hl__mysql_session *session, hl__text *t, unsigned n, uint64_t *affected,
                     int64_t deadline, hl_error *error);
 /* " AND l.id=" and the id */

@@ -73,17 +73,16 @@ static int keep_alive_begin(hl__mysql_session *session, int64_t *sent, hl_error 
 /* The statement that shows observers again what is held, once an extend has failed; behind it
    stands the tag. */
 typedef struct held {
-  hl__text statement; /* data is NULL: out of memory, or nothing is held */
+  hl__text statement; /* empty: nothing is held */
   unsigned long tag_size;
 } held;
 
 static held held_before(const hl__mysql_session *session) {
   held self = {.tag_size = session->tag_size};
-  if (hl__text_new(&self.statement, 64 + 3 * (size_t)self.tag_size)) {
-    hl__text_put(&self.statement, "SET @hierlock=");
-    hl__text_hex(&self.statement, session->tag, self.tag_size);
-    memcpy(self.statement.data + self.statement.used, session->tag, self.tag_size);
-  }
+  hl__text_put(&self.statement, "SET @hierlock=");
+  hl__text_hex(&self.statement, session->tag, self.tag_size);
+  hl__text_add(&self.statement, session->tag, self.tag_size);
+  self.statement.used -= self.tag_size;
   return self;
 }
 
@@ -240,11 +239,9 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request, h
                         hl_error *error) {
   answer said = {.sent = 0};
   held before = {.tag_size = 0};
-  if (request->extend) {
-    before = held_before(session);
-    if (!before.statement.data) return hl__error_memory(error);
-  }
-  if (!hl__mysql_tag_reserve(session, hl__mysql_tag_room(session, request))) {
+  if (request->extend) before = held_before(session);
+  if (before.statement.failed ||
+      !hl__mysql_tag_reserve(session, hl__mysql_tag_room(session, request))) {
     free(before.statement.data);
     return hl__error_memory(error);
   }

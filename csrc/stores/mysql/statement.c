@@ -53,10 +53,6 @@
 
 /* --------------------------------------------------------------- text */
 
-static bool text_new(hl__text *t, size_t rows, size_t tag_size) {
-  return hl__text_new(t, 1024 + rows * (200 + HL__MYSQL_NAME_MAX) + 2 * tag_size);
-}
-
 /* The value, or the parameter of a prepared statement. */
 static void put_bucket(hl__text *t, const hl_row *row, bool prepared) {
   if (prepared)
@@ -206,13 +202,12 @@ static int shape_find(hl__mysql_session *session, const hl__part *p, MYSQL_STMT 
   }
   shape->used = ++session->clock;
   if (!shape->statement) {
-    hl__text t;
-    if (!text_new(&t, p->n, 0)) return hl__error_memory(error);
+    hl__text t = {0};
     if (session->dialect == HL_MYSQL)
       put_join(&t, session, p, true);
     else
       put_union(&t, session, p, true);
-    shape->statement = mysql_stmt_init(session->mysql);
+    shape->statement = t.failed ? NULL : mysql_stmt_init(session->mysql);
     if (!shape->statement) {
       free(t.data);
       return hl__error_memory(error);
@@ -332,10 +327,7 @@ static int tail_result(hl__mysql_session *session, hl__tail *tail, hl_error *err
    engine, too. */
 static int execute_text(hl__mysql_session *session, int64_t wait, bool check, const hl__part *p,
                         size_t *count, hl_error *error) {
-  hl__text t;
-  if (!hl__text_new(&t, 1024 + p->n * (200 + HL__MYSQL_NAME_MAX) + 2 * session->tag_size +
-                            (p->tail ? p->tail->text.used : 0)))
-    return hl__error_memory(error);
+  hl__text t = {0};
   unsigned sets = 0;
   if (!session->begun) {
     hl__text_put(&t,
@@ -358,9 +350,10 @@ static int execute_text(hl__mysql_session *session, int64_t wait, bool check, co
     hl__text_put(&t, ";%s", sql);
   }
   if (p->tail) hl__text_put(&t, ";%s", p->tail->text.data);
-  int failed = mysql_real_query(session->mysql, t.data, (unsigned long)t.used);
+  bool sent = !t.failed && mysql_real_query(session->mysql, t.data, (unsigned long)t.used) == 0;
   free(t.data);
-  if (failed) return hl__mysql_error(session, NULL, "lock rows", error);
+  if (t.failed) return hl__error_memory(error);
+  if (!sent) return hl__mysql_error(session, NULL, "lock rows", error);
   int status = text_result(session, sets, wait, p, count, error);
   if (status == HL_OK) session->begun = true;
   if (status == HL_OK && check) status = engine_result(session, error);

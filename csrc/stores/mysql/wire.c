@@ -255,26 +255,31 @@ int hl__mysql_settle_late(hl__mysql_session *session, int64_t deadline, const ch
   return status == HL_TIMEOUT ? hl__error(error, HL_ECONNECTION, "%s", late) : status;
 }
 
+/* Frees the text. */
+static int text_send(hl__mysql_session *session, hl__text *t, hl_error *error) {
+  int status =
+      t->failed ? hl__error_memory(error) : hl__mysql_send(session, t->data, t->used, error);
+  free(t->data);
+  return status;
+}
+
 /* A SELECT with a limit of its own: see hl__mysql_query. */
 static int query_send(hl__mysql_session *session, const char *sql, size_t size, hl_error *error) {
   static const char select[] = "SELECT";
   size_t verb = sizeof select - 1;
-  hl__text t;
+  hl__text t = {0};
   if (size < verb || memcmp(sql, select, verb) != 0)
     return hl__mysql_send(session, sql, size, error);
   long long left = hl__left_ms(session->patience);
   left = left / 2 > HL__MYSQL_ANSWER_MS ? left - HL__MYSQL_ANSWER_MS : left / 2 + 1;
-  if (!hl__text_new(&t, 96 + size)) return hl__error_memory(error);
   if (session->dialect == HL_MARIADB) {
     hl__text_put(&t, "SET STATEMENT max_statement_time=%lld.%03lld FOR ", left / 1000, left % 1000);
     verb = 0;
   } else {
     hl__text_put(&t, "SELECT /*+ MAX_EXECUTION_TIME(%lld) */", left);
   }
-  memcpy(t.data + t.used, sql + verb, size - verb);
-  int status = hl__mysql_send(session, t.data, t.used + size - verb, error);
-  free(t.data);
-  return status;
+  hl__text_add(&t, sql + verb, size - verb);
+  return text_send(session, &t, error);
 }
 
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MYSQL_RES **result,
@@ -292,6 +297,14 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MY
   if (failed || (!*result && mysql_field_count(session->mysql)))
     return hl__mysql_error(session, NULL, "query the server", error);
   return HL_OK;
+}
+
+int hl__mysql_ask(hl__mysql_session *session, hl__text *t, MYSQL_RES **result, hl_error *error) {
+  *result = NULL;
+  int status = t->failed ? hl__error_memory(error)
+                         : hl__mysql_query(session, t->data, t->used, result, error);
+  free(t->data);
+  return status;
 }
 
 /* The limits in whole seconds are a second net behind the exact one. */
@@ -316,23 +329,21 @@ static int commands_send(hl__mysql_session *session, const char *sql, size_t siz
                          hl_error *error) {
   int64_t least = session->dialect == HL_MARIADB ? COMMAND_MS : SELECT_MS;
   if (session->wait >= least) return hl__mysql_send(session, sql, size, error);
-  hl__text t;
+  hl__text t = {0};
   char limits[160];
-  if (!hl__text_new(&t, sizeof limits + 32 + size)) return hl__error_memory(error);
   (void)hl__mysql_limits(session, COMMAND_MS, limits, sizeof limits);
   hl__text_put(&t, "SET SESSION %s;", limits);
-  memcpy(t.data + t.used, sql, size);
+  hl__text_add(&t, sql, size);
   (*n)++;
   session->wait = 0; /* not known, until it has succeeded */
-  int status = hl__mysql_send(session, t.data, t.used + size, error);
-  free(t.data);
-  return status;
+  return text_send(session, &t, error);
 }
 
-int hl__mysql_commands_send(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
-                            hl_error *error) {
-  int status = commands_send(session, sql, size, &n, error);
+int hl__mysql_commands_send(hl__mysql_session *session, hl__text *t, unsigned n, hl_error *error) {
+  int status =
+      t->failed ? hl__error_memory(error) : commands_send(session, t->data, t->used, &n, error);
   if (status == HL_OK) session->answers = n;
+  free(t->data);
   return status;
 }
 
