@@ -237,19 +237,25 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   return status;
 }
 
-/* Strikes the lease out of a document, and writes the document in any case: so a write that was
-   sent before, and may be read late, comes to nothing. */
-static int strike(inquest there, uint64_t root, hl_error *error) {
+/* Strikes the lease out of a root's document; imports: gives it to the terms' holder there. Writes
+   the document that it strikes the lease out of in any case: so a write that was sent before, and
+   may be read late, comes to nothing. */
+static int entry_change(inquest there, uint64_t root, bool imports, hl_error *error) {
   int status;
   do {
     hl__memcached_document document;
     status = document_get(&there, root, &document, error);
     if (status) return status;
-    if (!document.found)
+    hl__memcached_entry *entry = hl__memcached_document_find(&document, there.terms->id, NULL);
+    if (imports && !entry)
+      status = hl__error(error, HL_ELOST, "Memcached has forgotten the lease");
+    else if (!document.found)
       status =
           hl__memcached_token(there.session, there.link, there.deadline, &document.token, error);
-    hl__memcached_entry *entry = hl__memcached_document_find(&document, there.terms->id, NULL);
-    if (entry) entry->dead = true;
+    if (entry && imports)
+      memcpy(entry->holder, there.terms->holder, sizeof entry->holder);
+    else if (entry)
+      entry->dead = true;
     if (status == HL_OK) status = document_put(&there, &document, error);
     hl__memcached_document_dispose(&document);
   } while (status == HL__AGAIN);
@@ -269,10 +275,10 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
     const hl_row *rows = &document.rows[entry->first];
     size_t roots = hl__roots(&rows, entry->n);
     for (size_t i = 0; i < roots && status == HL_OK; i++)
-      if (rows[i].bucket != terms->place) status = strike(self, rows[i].bucket, error);
+      if (rows[i].bucket != terms->place) status = entry_change(self, rows[i].bucket, false, error);
   }
   hl__memcached_document_dispose(&document);
-  if (status == HL_OK) status = strike(self, terms->place, error);
+  if (status == HL_OK) status = entry_change(self, terms->place, false, error);
   if (status == HL_OK)
     status = hl__memcached_live_delete(self.session, self.link, terms->id, terms->holder, error);
   if (status == HL_OK) status = hl__memcached_line(self.session, self.link, deadline, &line, error);
@@ -316,25 +322,6 @@ static void live_set(const inquest *self, hl__memcached_record *record, int64_t 
   (void)hl__memcached_live_key(self->session, self->terms->id, self->terms->holder, key);
   hl__memcached_put(self->link, "set", key, expiry, NULL, &value);
   free(value.data);
-}
-
-/* The lease belongs to the new holder in another root's document, too. */
-static int adopt_elsewhere(inquest there, uint64_t root, hl_error *error) {
-  int status;
-  do {
-    hl__memcached_document document;
-    status = document_get(&there, root, &document, error);
-    if (status) return status;
-    hl__memcached_entry *entry = hl__memcached_document_find(&document, there.terms->id, NULL);
-    if (!entry) {
-      status = hl__error(error, HL_ELOST, "Memcached has forgotten the lease");
-    } else {
-      memcpy(entry->holder, there.terms->holder, sizeof entry->holder);
-      status = document_put(&there, &document, error);
-    }
-    hl__memcached_document_dispose(&document);
-  } while (status == HL__AGAIN);
-  return status;
 }
 
 /* The entry of the document is the request's, and its holder lives and knows the secret. HL_OK:
@@ -391,7 +378,7 @@ static int adopt_once(inquest *self, const hl_request *request, int64_t expiry, 
   const hl_row *rows = request->rows;
   size_t roots = hl__roots(&rows, request->n);
   for (size_t i = 1; i < roots && status == HL_OK; i++)
-    status = adopt_elsewhere(*self, rows[i].bucket, error);
+    status = entry_change(*self, rows[i].bucket, true, error);
   /* A quorum has the holder adopt its own lease, to refresh or to heal it: its item stays. */
   if (status || memcmp(grant->replaced, self->terms->holder, 16) == 0) return status;
   status = hl__memcached_live_delete(session, link, self->terms->id, grant->replaced, error);
