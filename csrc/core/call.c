@@ -403,7 +403,7 @@ int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error) {
   int status = acquire(call, &request, hl__deadline(call->start + 1, timeout), error);
   hl__manager_mutex_unlock(call->manager);
   call->lock->waited = hl__now_ms() - call->start;
-  if (status == HL_TIMEOUT) timeout_say(error, plan, timeout);
+  if (status == HL_TIMEOUT && !call->adopts) timeout_say(error, plan, timeout);
   return status;
 }
 
@@ -519,7 +519,7 @@ int hl__call_make(hl__call *call, hl_error *error) {
     call->lock->waited = hl__call_ends(call, status);
   }
   hl__manager_mutex_unlock(manager);
-  if (status == HL_TIMEOUT) timeout_say(error, call->lock->plan, call->timeout);
+  if (status == HL_TIMEOUT && !call->adopts) timeout_say(error, call->lock->plan, call->timeout);
   if (entered) hl__manager_leave(manager);
   return status;
 }

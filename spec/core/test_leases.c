@@ -180,7 +180,14 @@ static int fake_convert(hl_session *self, const hl_request *request, hl_grant *g
   return status ? hl__error(error, status, "as it was told") : HL_OK;
 }
 
+static int fake_adopt(hl_session *self, const hl_request *request, hl_grant *grant,
+                      hl_error *error) {
+  (void)self, (void)request, (void)grant;
+  return hl__error(error, store.fails, "as it was told");
+}
+
 static const hl_lease_ops fake_leases = {.refresh = fake_refresh,
+                                         .adopt = fake_adopt,
                                          .inspect = fake_inspect,
                                          .drop = fake_drop,
                                          .convert = fake_convert,
@@ -757,6 +764,24 @@ static void a_few_workers_refresh_many(void **state) {
   hl_manager_close(manager);
 }
 
+/* An import waits for no other holder, so its caller is told of none. */
+static void an_import_that_is_not_answered_says_what_the_store_says(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = lease(manager, 60000), *none;
+  hl_options options = HL_OPTIONS_INIT;
+  hl_error error;
+  char *text;
+  options.ttl = 60000;
+  assert_int_equal(hl_lock_export(lock, &text, NULL), HL_OK);
+  hl_lock_free(lock);
+  store.fails = HL_TIMEOUT;
+  assert_int_equal(hl_import(manager, text, strlen(text), &options, &none, &error), HL_TIMEOUT);
+  assert_string_equal(error.message, "as it was told");
+  free(text);
+  hl_manager_close(manager);
+}
+
 static hl_lock *session_lock(hl_manager *manager) {
   hl_lock *lock;
   assert_int_equal(acquire(manager, 0, false, true, &lock), HL_OK);
@@ -1083,6 +1108,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_few_workers_refresh_many),
       cmocka_unit_test(what_becomes_a_lease_is_believed_no_longer_than_one),
       cmocka_unit_test(a_failed_downgrade_is_made_again),
+      cmocka_unit_test(an_import_that_is_not_answered_says_what_the_store_says),
       cmocka_unit_test(what_is_converted_too_late_is_lost),
       cmocka_unit_test(what_an_upgrade_is_granted_is_the_lease_s),
       cmocka_unit_test(an_upgrade_is_tried_again),

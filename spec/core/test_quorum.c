@@ -88,6 +88,7 @@ static atomic_bool in_order;  /* before gated-c was asked for one the second tim
 static atomic_bool severed;   /* no answer to such a drop comes */
 static atomic_bool deaf;      /* gated-b and gated-c cannot be asked to drop a lease */
 
+static atomic_bool lags;               /* each look at a lease takes longer than its ttl */
 static atomic_bool hangs;              /* the next look is not answered in time */
 static hl_session *_Atomic unanswered; /* on which that was: the answer may still come */
 static atomic_uint confused;           /* so often it was used all the same */
@@ -168,6 +169,7 @@ static int (*file_list)(hl_session *, const hl_lease_filter *, hl_holder_fn, voi
                         hl_error *);
 static int (*file_drop)(hl_session *, const hl_lease_terms *, bool, int64_t, hl_error *);
 static int (*file_adopt)(hl_session *, const hl_request *, hl_grant *, hl_error *);
+static int (*file_inspect)(hl_session *, const hl_lease_terms *, int64_t, int64_t *, hl_error *);
 static int (*file_refresh)(hl_session *, const hl_lease_terms *, int64_t, int64_t, int64_t *,
                            hl_error *);
 
@@ -185,6 +187,12 @@ static int gated_adopt(hl_session *session, const hl_request *request, hl_grant 
                        hl_error *error) {
   if (session->store == atomic_load(&at_a)) gate_pass(&adopts);
   return file_adopt(session, request, grant, error);
+}
+
+static int gated_inspect(hl_session *session, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left_ms, hl_error *error) {
+  if (atomic_load(&lags)) sleep_ms((unsigned)terms->ttl + 1);
+  return file_inspect(session, terms, deadline, left_ms, error);
 }
 
 static int lease_drop(hl_session *session, const hl_lease_terms *terms, bool confirm,
@@ -235,9 +243,11 @@ static void leases_make(const hl_lease_ops *file) {
     file_list = file->list;
     file_refresh = file->refresh;
     file_adopt = file->adopt;
+    file_inspect = file->inspect;
     gated_leases = *file;
     gated_leases.adopt = gated_adopt;
     gated_leases.drop = gated_drop;
+    gated_leases.inspect = gated_inspect;
     gated_leases.list = gated_list;
     gated_leases.refresh = gated_refresh;
   }
@@ -324,7 +334,7 @@ static hl_lease_terms lease_named(const char *name) {
   return terms;
 }
 
-static int take(hl_session *session, hl_lease_terms *terms) {
+static int make(hl_session *session, hl_lease_terms *terms, bool imports, hl_grant *grant) {
   const hl_row row = {.level = 0, .bucket = 7, .mode = HL_EXCLUSIVE, .root = 7};
   const hl_request request = {.rows = &row,
                               .n = 1,
@@ -334,12 +344,17 @@ static int take(hl_session *session, hl_lease_terms *terms) {
                               .deadline = hl__now_ms() + PATIENCE_MS,
                               .path = "u1",
                               .mode = HL_EXCLUSIVE};
-  hl_grant grant = {0};
   hl_error error;
-  int status = ops->take(session, &request, &grant, &error);
-  terms->place = grant.place;
-  terms->token = grant.token;
+  int status = imports ? session->store->leases->adopt(session, &request, grant, &error)
+                       : ops->take(session, &request, grant, &error);
+  terms->place = grant->place;
+  terms->token = grant->token;
   return status;
+}
+
+static int take(hl_session *session, hl_lease_terms *terms) {
+  hl_grant grant = {0};
+  return make(session, terms, false, &grant);
 }
 
 static int release(hl_session *session, const hl_lease_terms *terms, int64_t patience) {
@@ -993,6 +1008,28 @@ static void a_session_whose_look_was_not_answered_is_closed(void **state) {
   close_quorum(&quorum);
 }
 
+/* The members have it, though its time is up: no member could not be asked. The core tells by the
+   time of the sending that it is late, and gives it back. */
+static void an_import_whose_time_is_up_at_the_second_look_is_late(void **state) {
+  opened quorum;
+  hl_error error;
+  hl_grant grant = {0};
+  (void)state;
+  assert_int_equal(open_quorum(&quorum, "gated-a gated-b gated-c", &error), HL_OK);
+  hl_session *session = session_new(quorum.store);
+  hl_lease_terms terms = lease_named("lease");
+  assert_int_equal(take(session, &terms), HL_OK);
+  terms.ttl = STAYS_MS;
+  (void)snprintf((char *)terms.holder, sizeof terms.holder, "heir");
+  atomic_store(&lags, true);
+  assert_int_equal(make(session, &terms, true, &grant), HL_OK);
+  assert_true(grant.sent_ms + terms.ttl <= hl__boot_ms());
+  atomic_store(&lags, false);
+  drop(session, &terms);
+  ops->session_close(session);
+  close_quorum(&quorum);
+}
+
 /* It may have another list, so the first call waits for it. Later ones would wait in vain, too. */
 static void a_member_that_is_opened_for_long_is_waited_for_once(void **state) {
   opened quorum;
@@ -1204,6 +1241,7 @@ int main(int argc, char **argv) {
       TEST(a_caller_that_waits_for_a_member_has_no_later_one),
       TEST(a_member_that_has_not_answered_a_drop_grants_the_lease_no_more),
       TEST(a_grant_that_is_not_refreshed_in_time_is_given_back),
+      TEST(an_import_whose_time_is_up_at_the_second_look_is_late),
       TEST(a_session_whose_look_was_not_answered_is_closed),
       TEST(a_refused_member_is_closed_while_no_one_waits_for_that),
       TEST(a_member_that_is_opened_for_long_is_waited_for_once),

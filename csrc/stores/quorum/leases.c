@@ -327,7 +327,7 @@ static int adopted_still(const polling *taken, hl__quorum_lease *lease, hl_error
   for (unsigned i = 0; i < self.store->n; i++) lease->at[i].in = hl__ask_is_ok(self.ask[i]);
   if (self.revoked || asked - self.lost < self.store->need)
     status = gone(&self, error);
-  else if (self.ok < self.store->need)
+  else if (self.ok + self.over < self.store->need)
     status = unknown(&self, "could not be asked", error);
   polling_end(&self, true);
   return status;
