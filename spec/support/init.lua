@@ -222,18 +222,7 @@ function support.observed(store)
   end
 end
 
-local modules, names = {}, {}
-for file in uv.fs_scandir_next, assert(uv.fs_scandir "spec/support/stores") do
-  local name = file:match "^(.*)%.lua$"
-  names[#names + 1] = name
-  modules[name] = name and require("spec.support.stores." .. name)
-end
-table.sort(names)
-
-for name, fn in pairs(modules.mysql) do
-  if type(fn) == "function" and name ~= "make" then support[name] = fn end
-end
-support.lease_tables = modules.postgresql.lease_tables
+local modules = {}
 
 -- dsn, root_dsn, control: of a server that was started.
 local function new_store(name, dsn, root_dsn, control)
@@ -255,9 +244,6 @@ local function new_store(name, dsn, root_dsn, control)
   return store
 end
 
---- Every store with session locks, the embedded one first; those that only have leases; and those that are examples.
-support.stores, support.leases_only, support.examples = { new_store "embedded" }, {}, {}
-
 -- MySQL or MariaDB: specs for one of them go by the name.
 local function server_of_the_user(dsn)
   -- Makes a URL of a DSN in any form: some specs change its parts.
@@ -271,19 +257,6 @@ local function server_of_the_user(dsn)
   return new_store(name, ("%s://%s:%s@%s:%d/%s"):format(
     name, encoded(user), encoded(password), host, port, encoded(database)))
 end
-local mine = os.getenv "MYSQL_DSN"
-if mine then support.stores[2] = server_of_the_user(mine) end
-
-for _, name in ipairs(names) do
-  local module, prefix = modules[name], "HIERLOCK_" .. name:upper()
-  local dsn = os.getenv(prefix .. "_DSN")
-  -- Beside the user's own server, only those that are there.
-  if name ~= "embedded" and not (mine and module.server and (module.table or not dsn)) then
-    local list = module.example and support.examples or module.leases_only and support.leases_only or support.stores
-    list[#list + 1] = new_store(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL"))
-  end
-end
-
 --- What busted gives to the spec file that has declared fn: describe, it ..., which are its environment alone.
 function support.environment_of(fn)
   if getfenv then return getfenv(fn) end -- luacheck: ignore
@@ -341,17 +314,6 @@ function support.each_troubled_store(fn)
   for _, stores in ipairs { support.leases_only, support.stores } do
     for _, store in ipairs(stores) do
       if store.themes then each({ store }, fn) end
-    end
-  end
-end
-
---- For one store only: on_sqlite, on_redis ….
-for _, name in ipairs(names) do
-  support["on_" .. name] = function(fn)
-    for _, stores in ipairs { support.stores, support.leases_only, support.examples } do
-      for _, store in ipairs(stores) do
-        if store.name == name then each({ store }, fn) end
-      end
     end
   end
 end
@@ -694,13 +656,6 @@ function support.coroutine(store, options, name)
   return self
 end
 
---- The kinds of peers: their names, and how to make each on a store.
-support.peer_kinds = { { "process", support.process }, { "thread", support.thread } }
-for _, name in ipairs(require("spec.support.loops").names) do
-  support.peer_kinds[#support.peer_kinds + 1] =
-    { "coroutine of " .. name, function(store, options) return support.coroutine(store, options, name) end }
-end
-
 --- Runs a chunk in a Lua process of its own; returns its output, on both streams, and its exit status as a shell says
 -- it (128 + n: ended by signal n). before: shell commands and words in front of the interpreter's name.
 function support.run(chunk, before)
@@ -755,5 +710,60 @@ function support.close_peers()
     end
   end
 end
+
+-- What the modules of the stores and of the loops give.
+local function complete()
+  local names = {}
+  for file in uv.fs_scandir_next, assert(uv.fs_scandir "spec/support/stores") do
+    local name = file:match "^(.*)%.lua$"
+    names[#names + 1] = name
+    modules[name] = name and require("spec.support.stores." .. name)
+  end
+  table.sort(names)
+
+  for name, fn in pairs(modules.mysql) do
+    if type(fn) == "function" and name ~= "make" then support[name] = fn end
+  end
+  support.lease_tables = modules.postgresql.lease_tables
+
+  --- Every store with session locks, the embedded one first; those that only have leases; and those that are examples.
+  support.stores, support.leases_only, support.examples = { new_store "embedded" }, {}, {}
+  local mine = os.getenv "MYSQL_DSN"
+  if mine then support.stores[2] = server_of_the_user(mine) end
+  for _, name in ipairs(names) do
+    local module, prefix = modules[name], "HIERLOCK_" .. name:upper()
+    local dsn = os.getenv(prefix .. "_DSN")
+    -- Beside the user's own server, only those that are there.
+    if name ~= "embedded" and not (mine and module.server and (module.table or not dsn)) then
+      local list = module.example and support.examples or module.leases_only and support.leases_only or support.stores
+      list[#list + 1] = new_store(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL"))
+    end
+  end
+
+  --- For one store only: on_sqlite, on_redis ….
+  for _, name in ipairs(names) do
+    support["on_" .. name] = function(fn)
+      for _, stores in ipairs { support.stores, support.leases_only, support.examples } do
+        for _, store in ipairs(stores) do
+          if store.name == name then each({ store }, fn) end
+        end
+      end
+    end
+  end
+
+  --- The kinds of peers: their names, and how to make each on a store.
+  support.peer_kinds = { { "process", support.process }, { "thread", support.thread } }
+  for _, name in ipairs(require("spec.support.loops").names) do
+    support.peer_kinds[#support.peer_kinds + 1] =
+      { "coroutine of " .. name, function(store, options) return support.coroutine(store, options, name) end }
+  end
+end
+
+-- Peers start by the thousand, and most ask for none of it.
+setmetatable(support, { __index = function(_, name)
+  setmetatable(support, nil)
+  complete()
+  return support[name]
+end })
 
 return support
