@@ -204,6 +204,15 @@ describe("a pending", function()
       assert.is_true(handle:check())
     end)
 
+    it("says of no holder that it keeps back a result which was given already", function()
+      hold(R1)
+      local pending = assert(manager:start(R1, { timeout = 0.01 }))
+      assert.equal("timeout", select(2, pending:wait()).code)
+      local ok, message = pcall(pending.wait, pending)
+      assert.is_false(ok)
+      assert.matches("the pending has given its result already$", message)
+    end)
+
     it("raises misuse where it is called", function()
       for _, case in ipairs {
         { "must be", function() manager:start(7) end },

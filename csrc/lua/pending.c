@@ -96,7 +96,8 @@ int hll_pending_wait(lua_State *L) {
     lua_settop(L, 3);
     return 1;
   }
-  if (!hl_pending_done(self->pending)) return hll_failure(L, &error, 0);
+  if (!hl_pending_done(self->pending) || error.status == HL_EMISUSE)
+    return hll_failure(L, &error, 0);
   hll_plan *plan = hll_plan_push(L);
   hll_holders *found = hll_holders_push(L);
   if (self->pending) {
