@@ -857,12 +857,15 @@ describe("a quorum", function()
     end
   end
 
-  it("has tokens that grow, though a database file among its stores is far ahead of its clock", function()
-    local list = {}
-    for i = 1, 3 do list[i] = "sqlite:" .. stores.directories[i] end
-    far_ahead(stores.directories[1])
-    assert_tokens_grow(list, { 3, 1, 2, 1, 3 })
-  end)
+  -- It grants first with one of the others, and then those grant.
+  for ahead, outs in ipairs { { 3, 1, 2, 1, 3 }, { 1, 3, 2, 3, 1 } } do
+    it("has tokens that grow, though database file " .. ahead .. " of its stores is far ahead of its clock", function()
+      local list = {}
+      for i = 1, 3 do list[i] = "sqlite:" .. stores.directories[i] end
+      far_ahead(stores.directories[ahead])
+      assert_tokens_grow(list, outs)
+    end)
+  end
 
   support.on_memcached(function(store)
     it("is granted though one store cannot be told the highest token, and another fails", function()
@@ -1191,6 +1194,24 @@ describe("a quorum", function()
     assert_code("timeout", other:acquire(R1, { mode = "shared", timeout = 0 }))
   end)
 
+  -- Redis is told the mode of each row; the embedded store and SQLite take that of the lease.
+  support.on_redis(function(store)
+    it("that is not upgraded in time is for update again on Redis", function()
+      finally(function()
+        stores.finish()
+        store.cli "flushall"
+      end)
+      local list = { store.dsn, "sqlite:" .. stores.directories[1], "sqlite:" .. stores.directories[2] }
+      local update = assert(assert(open(list)):acquire(R1, { mode = "update", ttl = LONG }))
+      for i = 2, 3 do assert(assert(open(list[i])):acquire(R1, { mode = "shared", ttl = LONG, auto_release = false })) end
+      local reader = assert(open(list[1]))
+      for _, timeout in ipairs { 0, 0.2 } do
+        assert_code("timeout", update:upgrade { timeout = timeout })
+        assert(assert(reader:acquire(R1, { mode = "shared", timeout = 10 })):release { confirm = true })
+      end
+    end)
+  end)
+
   -- Processes that read R1 again and again until `enough` is called, which says how often each did.
   local function readers_start(n)
     local readers, stop = {}, stores.directories[1] .. "-enough"
@@ -1232,6 +1253,28 @@ describe("a quorum", function()
       assert(handle:release { confirm = true })
     end)
   end
+
+  it("lets readers into a later store while its upgrade waits for an earlier one", function()
+    local peer = support.process(nil)
+    peer:call([[
+      handles.manager = assert(hierlock.open(...))
+      handles.u = assert(handles.manager:acquire({ "u1", "a1", "r1" }, { mode = "update", ttl = 60 }))
+    ]], dsns())
+    modes_become "update update update"
+    fail(3)
+    local one, two = single(1), single(2)
+    -- The later store grants before the earlier one refuses, or it does not.
+    for _ = 1, 20 do
+      local first = assert(one:acquire(R1, { mode = "shared", ttl = LONG }))
+      peer:start "return handles.u:upgrade() and handles.u:downgrade()"
+      support.wait_until(function()
+        for _, each in ipairs(assert(one:holders(R1))) do if each.waiting then return true end end
+      end, "the upgrade at the first store")
+      assert(assert(two:acquire(R1, { mode = "shared", timeout = 10 })):release { confirm = true })
+      assert(first:release { confirm = true })
+      assert.is_true(peer:result())
+    end
+  end)
 
   it("is for update again, though a store was silent in its downgrade", function()
     local handle = assert(quorum():acquire(R1, UPDATE))
