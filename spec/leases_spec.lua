@@ -1030,6 +1030,28 @@ describe("a lease", function()
       assert_code("released", session:to_lease { ttl = 1 })
     end)
 
+    it_with_sessions("is what a session lock becomes, beside tries that have begun before", function()
+      local peer = support.process(store)
+      peer:call [[
+        many = {}
+        for i = 1, 300 do many[i] = { "u1", "a1", "r" .. i } end
+      ]]
+      for round = 1, 30 do
+        local session = assert(manager:acquire { "u1", "a1", "r" .. round * 10 })
+        peer:start [[
+          local uv = require "luv"
+          local till, handle = uv.hrtime() + 40e6
+          repeat handle = manager:acquire_all(many, { timeout = 0 }) until handle or uv.hrtime() > till
+          if handle then handle:release() end
+          return handle == nil
+        ]]
+        support.sleep(0.01 + round / 10000)
+        assert.is_true(session:to_lease { ttl = LONG })
+        assert.is_true(peer:result())
+        assert(session:release(CONFIRM))
+      end
+    end)
+
     it_with_sessions("is what all becomes that a session lock was extended by", function()
       local session = assert(manager:acquire(R1))
       assert(session:extend { "u1", "a2" })
