@@ -369,7 +369,7 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, 
 static int record_convert(hl__mysql_session *session, const hl_request *request, uint64_t token,
                           uint64_t *changed, hl_error *error) {
   const hl__mysql_store *store = session->store;
-  uint64_t affected[3];
+  uint64_t affected[3] = {0};
   hl__text t = {0};
   hl__text_put(&t, HL__RECORD_LIMIT "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d",
                store->leases, store->rows, !request->upgrade, request->upgrade);
