@@ -172,11 +172,12 @@ copy() {                                # this tree, with the objects that it ha
 
 all_checks() { for bug; do checks "$bug"; done | sort -u; }
 
-# Those of BUG… that need servers (yes), or none (no). Two of the core's own tests use them.
+# Those of BUG… that need servers (yes), or none (no). Some of the core's own tests use those that the environment names.
 serving() {
-  local bug
+  local bug using
+  using=$(grep -l 'HIERLOCK_[A-Z]*_DSN' spec/core/test_*.c | sed 's|.*/\(.*\)\.c|\1|' | paste -s -d '|')
   for bug in "${@:2}"; do
-    if checks "$bug" | grep -Eqv '^(core:|stress:(file|sqlite) )' || checks "$bug" | grep -Eq '^core:test_(memory|postgresql) '; then echo "yes $bug"; else echo "no $bug"; fi
+    if checks "$bug" | grep -Eqv '^(core:|stress:(file|sqlite) )' || checks "$bug" | grep -Eq "^core:($using) "; then echo "yes $bug"; else echo "no $bug"; fi
   done | sed -n "s/^$1 //p"
 }
 
