@@ -1,6 +1,6 @@
 /*
- * pending.h - the inside of an hl_pending, for the files above pending.c: start.c makes pendings,
- * any.c waits for the first of several.
+ * pending.h - the inside of an hl_pending, for pending.c and the files above: owner.c is its
+ * owner's part, start.c makes pendings, any.c waits for the first of several.
  */
 #ifndef HIERLOCK_PENDING_H
 #define HIERLOCK_PENDING_H
@@ -88,9 +88,18 @@ void hl__pending_finish(hl_pending *pending, int status) HL__REQUIRES(hl__manage
 /* Ends it for its owner, wherever it is; error.status says how. A worker that has it tells the
    store. */
 void hl__pending_give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
-/* Cancels it, and drops the owner's reference. The members of a whole have been freed before. */
-void hl__pending_end(hl_pending *pending);
+/* Gives back what was granted and is not wanted any more. An import leaves the lease to the
+   programs that have its text. */
+void hl__pending_give_away(hl_pending *pending);
+/* Ends the occupation of the lock; commit: with what the call got. Runs a pending release first.
+   Afterwards the owner may free the lock. */
+void hl__pending_occupation_end(hl_pending *pending, bool commit);
 /* HL_CANCELLED */
 int hl__pending_cancelled_error(hl_error *error);
+
+/* ---- owner.c */
+
+/* Cancels it, and drops the owner's reference. The members of a whole have been freed before. */
+void hl__pending_end(hl_pending *pending);
 
 #endif
