@@ -29,11 +29,12 @@ if not upgrades then
   if already then return { 1, tonumber(found[3]) } end
   -- The downgrade was sent before an upgrade, and is read behind it: no caller awaits the answer.
   if tonumber(found[3]) ~= token then return { 1, tonumber(found[3]) } end
-  redis.call('HSET', lease, 'rows', whole, 'mode', mode)
+  -- In this order: see refresh.lua.
   for _, node in each_row(rows) do
     redis.call('ZREM', node, '__write__')
     ring_next(node, 'x')
   end
+  redis.call('HSET', lease, 'rows', whole, 'mode', mode)
   return { 1, tonumber(found[3]) }
 end
 
