@@ -3,6 +3,7 @@
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
+local sql = require "spec.support.sql"
 local program = require "spec.support.command"
 local json = require "dkjson"
 
@@ -35,7 +36,7 @@ end
 
 support.each_connection(function(store)
   -- Without TLS, or the peers would mostly log in.
-  local without_tls = store.dsn and store.dsn .. (store.dsn:find("?", 1, true) and "&" or "?") .. (store.table and "tls=off" or "sslmode=disable")
+  local without_tls = store.dsn and sql.with_param(store.dsn, store.table and "tls=off" or "sslmode=disable")
   local names, holder, waiter
 
   setup(function() names = accounts(store.options.buckets or 10000) end)

@@ -5,6 +5,7 @@ local uv = require "luv"
 local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
+local with_param = require("spec.support.sql").with_param
 
 local USER, PASSWORD = "hierlock_secure", "Geheim-4711"
 
@@ -242,8 +243,7 @@ support.each_connection(function(store)
         local takes = {}
         for _, mode in ipairs(taken_by) do takes[mode] = true end
         for _, mode in ipairs { "required", "verify-ca", "verify-identity" } do
-          local dsn = store.dsn .. (store.dsn:find("?", 1, true) and "&" or "?") .. parameters(mode)
-          local manager, err = hierlock.open(dsn, { buckets = store.options.buckets })
+          local manager, err = hierlock.open(with_param(store.dsn, parameters(mode)), { buckets = store.options.buckets })
           opened[#opened + 1] = manager
           assert.equal(takes[mode] or false, manager ~= nil, mode .. ": " .. tostring(err))
           if err then assert.equal("connection", err.code) end
@@ -269,7 +269,7 @@ support.each_server(function(store)
   local function open(parameters, options)
     local all = { buckets = store.options.buckets }
     for name, value in pairs(options or {}) do all[name] = value end
-    local manager, err = hierlock.open(store.dsn .. (parameters and "&" .. parameters or ""), all)
+    local manager, err = hierlock.open(parameters and with_param(store.dsn, parameters) or store.dsn, all)
     opened[#opened + 1] = manager
     return manager, err
   end

@@ -2,6 +2,7 @@
 -- answers back, and can change them. The proxy works while the spec waits for a peer (which runs luv's loop); so the
 -- client has to be a process of its own.
 
+local sql = require "spec.support.sql"
 local uv = require "luv"
 
 local proxy = {}
@@ -87,8 +88,10 @@ function proxy.open(store, rewrite, tls, own_port)
   local server = uv.new_tcp()
   local port = tonumber(store.dsn:match(":(%d+)[/)]") or store.dsn:match(":(%d+)$"))
   assert(server:bind("127.0.0.1", own_port or 0))
-  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) ..
-    (store.leases_only and "" or store.table and "&tls=" .. (tls or "off") or "?sslmode=" .. (tls or "disable"))
+  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1)
+  if not store.leases_only then
+    self.dsn = sql.with_param(self.dsn, store.table and "tls=" .. (tls or "off") or "sslmode=" .. (tls or "disable"))
+  end
   local note = store.name == "redis" and note_arrays or store.leases_only and note_nothing or store.table and note_commands or note_messages
 
   local function accept()

@@ -2,8 +2,11 @@
 
 local sql = {}
 
---- The DSN with one parameter more.
-function sql.with_param(dsn, param) return dsn .. (dsn:find("?", 1, true) and "&" or "?") .. param end
+--- The DSN with one parameter more, or with another value of that one.
+function sql.with_param(dsn, param)
+  local others = dsn:gsub("([?&])" .. param:match "^[%w_]+=" .. "[^&]*&?", "%1"):gsub("[?&]$", "")
+  return others .. (others:find("?", 1, true) and "&" or "?") .. param
+end
 
 -- The parts of a DSN, either form, that LuaSQL wants.
 function sql.dsn_parts(dsn)
@@ -47,7 +50,10 @@ end
 function sql.sql_connection(dsn)
   local self = { postgresql = dsn:find("^postgres") ~= nil }
   local environment = self.postgresql and sql.luasql_postgresql() or sql.luasql()
-  local connection = assert(environment:connect(sql.dsn_parts(dsn)))
+  local parts = { sql.dsn_parts(dsn) }
+  -- Specs look by it, and it costs less without TLS.
+  if self.postgresql then parts[1] = ("dbname=%s sslmode=disable"):format(parts[1]) end
+  local connection = assert(environment:connect((table.unpack or unpack)(parts)))
   function self.query(_, query, ...)
     if select("#", ...) > 0 then query = query:format(...) end
     local cursor = assert(connection:execute(query))
