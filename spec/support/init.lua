@@ -147,11 +147,11 @@ local function add_server(store, dsn, root_dsn, control)
   --- stop, start, restart, kill; a server that is started gets the options, too,
   -- words without spaces, and a library for LD_PRELOAD.
   function store.command(verb, options, preload)
+    store.close_connections() -- before: MySQL gives connections two seconds to end by themselves
     -- A sanitizer is preloaded for us, and not for the server.
     local ok = os.execute(("LD_PRELOAD='%s' HIERLOCK_SERVER_OPTIONS='%s' %s %s >/dev/null 2>&1"):format(
       preload or "", options or "", control, verb))
     assert(ok == true or ok == 0, "the server did not " .. verb)
-    store.close_connections()
   end
   --- Has these statements of an administrator's make the store silent for leases, and let it speak again.
   function store.silenced_by(lock, unlock)
