@@ -262,20 +262,20 @@ support.each_server(function(store)
         for name in pairs(limits) do root:query("SET GLOBAL %s=DEFAULT", name) end
       end)
       for name, value in pairs(limits) do root:query("SET GLOBAL %s=%s", name, tostring(value)) end
-      assert_status(0, provision("--buckets", "100000"))
+      assert_status(0, provision("--buckets", "50000"))
       assert_status(0, verify())
     end)
 
     it("lets other programs lock meanwhile", function()
-      provision("--buckets", "100000", "--levels", "user") -- the first level is there
+      provision("--buckets", "50000", "--levels", "user") -- the first level is there
       sql("UPDATE hier_lock_meta SET levels='user,account' WHERE table_name='%s'", TABLE)
       local command = start(dsn, "provision", "--rate", "5000")
-      command.until_true(function() return count() > 100000 end, "the first rows")
-      local manager = assert(hierlock.open(dsn, { buckets = 100000, levels = { "user", "account" } }))
+      command.until_true(function() return count() > 50000 end, "the first rows")
+      local manager = assert(hierlock.open(dsn, { buckets = 50000, levels = { "user", "account" } }))
       for i = 1, 200 do assert(manager:acquire({ "u" .. i }, { timeout = 0 })):release() end
       assert.is_nil(command.status)
       manager:close()
-      uv.kill(command.pid, "sigint") -- it would take 20 s
+      uv.kill(command.pid, "sigint") -- it would take 10 s
       assert_status(130, command.join())
       assert_status(0, provision())
     end)
