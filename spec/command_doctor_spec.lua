@@ -1,6 +1,6 @@
 --- `hierlock doctor`, as an operator runs it: it names the faults of a real store, and its printed line mends them
 -- when it is run. Here: its command line, any store, and servers of MySQL and MariaDB.
--- Parts: a_space ceases_to_answer stores
+-- Parts: a_space_that a_space on_mysql:_started_with on_mariadb:_started_with ceases_to_answer stores
 
 local uv = require "luv"
 local json = require "dkjson"
@@ -131,11 +131,18 @@ support.each_server(function(plain)
     "GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s;", "GRANT SELECT ON performance_schema.%s TO %s;",
     "GRANT %s ON *.* TO %s;", "ALTER USER %s WITH MAX_USER_CONNECTIONS 0;", not mysql and "GRANT PROCESS ON *.* TO %s;" or nil,
   }
+  local of_a_start = {
+    "set max_user_connections", "SET GLOBAL max_user_connections = 0;", "in my.cnf, below [mysqld]: innodb_read_only = OFF",
+    "set binlog_format", "in my.cnf, below [mysqld]: performance_schema = ON",
+    unpack(mysql and { "set sync_binlog", "SELECT group_replication_switch_to_single_primary_mode();" } or
+      { 'set name, "0"', "and in my.cnf, below [mysqld], so that it lasts: %s = %s" }),
+  }
   -- The other servers' alone.
   local obeying, all_obeyed = doctor.obedience("mysql", mysql and
     { ["SET GLOBAL %s = %s;"] = true, ["GRANT PROCESS ON *.* TO %s;"] = true, ['set name, "0"'] = true,
       ["and in my.cnf, below [mysqld], so that it lasts: %s = %s"] = true } or
-    { ["SET PERSIST %s = %s;"] = true, ["set sync_binlog"] = true, ["SELECT group_replication_switch_to_single_primary_mode();"] = true }, of_a_space)
+    { ["SET PERSIST %s = %s;"] = true, ["set sync_binlog"] = true, ["SELECT group_replication_switch_to_single_primary_mode();"] = true },
+    of_a_space, of_a_start)
 
   setup(function() store.prepare() end)
   teardown(all_obeyed)

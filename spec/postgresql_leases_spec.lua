@@ -1,5 +1,6 @@
 -- Leases on PostgreSQL: their assumptions about the server; tables that are missing, were dropped, or are closed to
 -- a role; trouble with connections and servers; their cost. leases_spec.lua has the duties of every store.
+-- Parts: listen polled
 
 local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"

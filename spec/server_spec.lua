@@ -12,7 +12,7 @@
 --   forget, postgresql: it keeps its tables
 --   forget, sqlite: it has no server
 --   cut, sqlite: it has no server
--- Parts: restart cut mysql mariadb postgresql redis memcached sqlite
+-- Parts: restart keeps_a_call_for cut mysql mariadb postgresql redis memcached sqlite
 
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"

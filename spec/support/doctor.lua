@@ -126,14 +126,15 @@ local function has_obeyed(key, name)
 end
 
 --- Says which spec obeys which of the lines that the doctor can print for a kind of store. kinds: one or more files of
--- lua/hierlock/command/examine, separated by spaces. elsewhere: lines that other specs obey, with a reason. inner: the
--- keys of a `describe` of its own, which busted does not enter where a filter leaves it out.
+-- lua/hierlock/command/examine, separated by spaces. elsewhere: lines that other specs obey, with a reason. Behind
+-- it: for each `describe` of its own, which busted does not enter where a filter leaves it out, the keys that are claimed
+-- there alone.
 -- Returns obeying(keys, fn), a function for `it`: calls fn, which must have obeyed these lines then. A key is a text as
 -- in the code, or { "set name, VALUE", NAME… }. Also returns all_obeyed(), to be called when all specs have been
 -- declared: fails when no spec has the key of a line, or when no line has a spec's key. So neither the order of specs
 -- matters nor which of them run.
-function doctor.obedience(kinds, elsewhere, inner)
-  local lines, claimed = {}, {}
+function doctor.obedience(kinds, elsewhere, ...)
+  local lines, claimed, inner = {}, {}, { ... }
   for kind in kinds:gmatch "%S+" do printable(kind, lines) end
   local function obeying(keys, fn)
     for _, key in ipairs(keys) do claimed[type(key) == "table" and key[1] or key] = true end
@@ -150,9 +151,12 @@ function doctor.obedience(kinds, elsewhere, inner)
     end
   end
   local function all_obeyed()
-    local wrong, entered = {}, false
-    for _, key in ipairs(inner or {}) do entered = entered or claimed[key] end
-    for _, key in ipairs(entered and {} or inner or {}) do claimed[key] = true end
+    local wrong = {}
+    for _, keys in ipairs(inner) do
+      local entered = false
+      for _, key in ipairs(keys) do entered = entered or claimed[key] end
+      for _, key in ipairs(entered and {} or keys) do claimed[key] = true end
+    end
     for key in pairs(lines) do
       if not claimed[key] and not elsewhere[key] then wrong[#wrong + 1] = "no spec obeys: " .. key end
     end
