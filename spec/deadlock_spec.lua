@@ -325,6 +325,56 @@ describe("a deadlock", function()
       assert.equal(1, count)
     end)
 
+    it("is told to one who stands in line behind a caller that holds nothing and waits for him", function()
+      for _, make in ipairs { support.process, support.thread } do
+        local one, two = make(store), make(store)
+        assert(one:acquire("x", "acquire", A):result())
+        local whole = two:acquire("x", "acquire", { "u1" }, { timeout = 20 })
+        support.wait_for_waiters(store, { "u1" }, 1)
+        local since = support.now()
+        local y, code, message = one:acquire("y", "acquire", { "u1", "a1", "r2" }, { timeout = 15 }):result()
+        assert.same({ nil, "deadlock" }, { y, code })
+        assert.truthy(message:find("in a circle", 1, true), message)
+        assert.is_true(support.now() - since < 12)
+        assert.is_true(whole:stays_blocked())
+        one:release "x"
+        assert.is_truthy(whole:result())
+        two:release "x"
+      end
+    end)
+
+    it("is told where the one in line has a part of what he asks for, in one call", function()
+      local codes = {}
+      for i, pair in ipairs { { A, "u2" }, { B, "u1" } } do
+        local one, two = support.process(store), support.process(store)
+        assert(one:acquire("x", "acquire", pair[1]):result())
+        local both = two:acquire("x", "acquire_all", { { "u1" }, { "u2" } }, { timeout = 20 })
+        support.wait_for_waiters(store, { pair[1][1] }, 1)
+        local y, code = one:acquire("y", "acquire", { pair[2], "a2" }, { timeout = 15 }):result()
+        codes[i] = y and "granted" or code
+        one:release "x"
+        if y then one:release "y" end
+        assert.is_truthy(both:result())
+        two:release "x"
+      end
+      table.sort(codes) -- he has that one of the two whose row comes first
+      assert.same({ "deadlock", "granted" }, codes)
+    end)
+
+    it("is none behind one that waits for less than a second, or for the first of several", function()
+      local one, two = support.process(store), support.process(store)
+      assert(one:acquire("x", "acquire", A):result())
+      local whole = two:acquire("x", "acquire", { "u1" }, { timeout = 0.9 })
+      support.wait_for_waiters(store, { "u1" }, 1)
+      assert.is_truthy(one:acquire("y", "acquire", { "u1", "a1", "r2" }, { timeout = support.DEADLINE }):result())
+      assert.is_falsy((whole:result()))
+      one:release "y"
+      local any = two:acquire("x", "acquire_any", { { "u1" } }, { timeout = 3 })
+      support.wait_for_waiters(store, { "u1" }, 1)
+      assert.is_truthy(one:acquire("y", "acquire", { "u1", "a1", "r2" }, { timeout = support.DEADLINE }):result())
+      assert.is_falsy((any:result()))
+    end)
+
     it("is none in a chain that somebody will end", function()
       local one, two, three = support.process(store), support.process(store), support.process(store)
       for i, peer in ipairs { one, two, three } do assert(peer:acquire("x", "acquire", targets[i]):result()) end

@@ -254,9 +254,12 @@ static bool leases_ask(const leases *self) {
 
 /* ---------------------------------------------------------------- waiting */
 
+bool hl__wait_lasts(const hl_options *options, int64_t timeout) {
+  return options->agent && timeout >= HL__CIRCLE_LEAST_MS;
+}
+
 bool hl__wait_counts(const hl_options *options, int64_t timeout) {
-  const hl_agent *agent = options->agent;
-  return agent && !hl__list_empty(&agent->held) && timeout >= HL__CIRCLE_LEAST_MS;
+  return hl__wait_lasts(options, timeout) && !hl__list_empty(&options->agent->held);
 }
 
 bool hl__wait_is_vain(const hl__wait *wait) { return in_the_way(wait, wait, true) != NULL; }

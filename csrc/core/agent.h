@@ -86,7 +86,9 @@ void hl__agent_forget(hl__held *held);
 /* The number for hl_request.agent; 0 for NULL. */
 uint64_t hl__agent_number(const hl_agent *agent);
 
-/* Whether the wait can be part of a circle at all. Cheap. */
+/* Whether the wait can be part of a circle at all, if only as one that others stand behind. */
+bool hl__wait_lasts(const hl_options *options, int64_t timeout);
+/* Whether its agent holds something, too, and may close a circle. Cheap. */
 bool hl__wait_counts(const hl_options *options, int64_t timeout);
 /* Whether a lock of the wait's own agent or strand stands in its way. The wait is not in the
    books. */

@@ -131,7 +131,8 @@ static void request_fill(hl_request *request, const hl__call *call, const hl_pla
       .label_size = call->options.label_size,
       .mode = hl_plan_mode(plan),
       .agent = call->agent,
-      .blocks = !call->by_worker && hl__wait_counts(&call->options, timeout),
+      .blocks = !call->by_worker && hl__wait_lasts(&call->options, timeout),
+      .holds = !call->by_worker && hl__wait_counts(&call->options, timeout),
   };
   if (call->lease) request->lease = &call->lease->terms;
 }

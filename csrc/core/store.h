@@ -132,9 +132,9 @@ typedef struct hl_request {
   const hl_lease_terms *lease;
   /* The agent's number, which no other agent of any process has; 0: none. For stores that search
      for circles of waiters themselves: while a request `blocks` its agent, the agent releases
-     nothing. */
+     nothing; it `holds` locks, or else it closes no circle. */
   uint64_t agent;
-  bool blocks;
+  bool blocks, holds;
 } hl_request;
 
 /* The row of a *presence*: a lease that is no lock, but says that a process of a quorum is there

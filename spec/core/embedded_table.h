@@ -103,7 +103,8 @@ static inline void *waiter_run(void *context) {
                               .n = 1,
                               .deadline = hl__now_ms() + self->ms,
                               .agent = self->agent,
-                              .blocks = self->agent != 0 && !self->pending};
+                              .blocks = self->agent != 0 && !self->pending,
+                              .holds = true};
   hl_error error;
   self->status = hl__shm_take(self->session, &request, self->exempt, &error);
   if (self->status) memcpy(self->reason, error.reason, sizeof self->reason);

@@ -91,7 +91,8 @@ static void round_of(hl__shm_session *session, int me, unsigned *seed) {
     at += (uint32_t)rand_r(seed) % 4 + (i > 0);
     rows[i] = row(1, at, modes[rand_r(seed) % 3]);
   }
-  hl_request request = {.rows = rows, .n = n, .agent = (uint64_t)me + 1, .blocks = true};
+  hl_request request = {
+      .rows = rows, .n = n, .agent = (uint64_t)me + 1, .blocks = true, .holds = true};
   const int64_t limit = rand_r(seed) % 5 ? 20 : 1, begun = hl__shm_now();
   request.deadline = hl__now_ms() + limit;
   request.try_once = rand_r(seed) % 8 == 0;

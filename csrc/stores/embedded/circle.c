@@ -3,8 +3,10 @@
  *
  * A session that waits has published for which node its agent blocks, before it looks. It follows
  * the waits: from a node to the waiter before it and the holders in its way, to their agents, to
- * the nodes for which those block. A wait of less than a second is not published. The wait that
- * closes a circle comes last, when all others stand; so its session sees all of it and gives way.
+ * the nodes for which those block. A wait of less than a second is not published. One of an agent
+ * that holds nothing is: others stand behind it. But that agent does not look. The wait that closes
+ * a circle comes last, when all others stand; so its session sees all of it and gives way. Where
+ * the last one does not look, another does so later.
  *
  * The first walk locks one partition at a time, and may see a circle that never was at one moment,
  * or that a dead process closes. So the dead are mended, and a second walk, with all partitions

@@ -211,7 +211,7 @@ void hl__shm_tell_no_more(hl__shm_session *session, uint32_t keep);
 
 /* Takes the request's rows in their order, all or none; the session may hold rows, also the same in
    another mode (an upgrade: it then has two claims of the row). Rows of HL_LEVEL_NAMED are not for
-   this function. Of the request count rows, n, deadline, try_once, agent, blocks.
+   this function. Of the request count rows, n, deadline, try_once, agent, blocks, holds.
    `exempt`: the stamp of a lease that is not in the way; 0: none.
 
    HL_OK; HL_TIMEOUT: another session holds a row, or its process is stopped while it has the

@@ -282,7 +282,7 @@ static int granted_await(const hl__shm_taking *self, uint32_t index, uint64_t ke
     int64_t until = self->deadline;
     const int64_t now = hl__shm_now();
     int status = HL_OK;
-    if (self->request->blocks && self->request->agent && now >= circles) {
+    if (self->request->blocks && self->request->holds && now >= circles) {
       status = hl__shm_circle(space, index, error);
       circles = now + AGAIN_NS;
     }
