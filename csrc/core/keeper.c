@@ -9,9 +9,9 @@
  *   - has workers refresh leases;
  *   - ends pendings whose time is up while they are in line.
  *
- * The keeper never waits for an answer: it sends, and reads in a later turn. So a dead connection
- * does not keep it from the others. The thread blocks all signals. spec/model/lease.pml says when
- * it renews, and what it may believe.
+ * The keeper waits for no answer, unless no worker can be had: it sends, and reads in a later turn.
+ * So a dead connection does not keep it from the others. The thread blocks all signals.
+ * spec/model/lease.pml says when it renews, and what it may believe.
  */
 #include "hold.h"
 #include "lease.h"

@@ -469,6 +469,13 @@ int64_t hl__leases_keep(hl_manager *manager) {
       manager->refreshers += lease->busy;
       if (lease->busy) continue;
       lease->due = now + AGAIN_MS;
+      if (manager->refreshers == 0 && !hl__library_closed()) {
+        /* No thread can be had: the keeper itself waits for the store, or the lease would end. */
+        atomic_fetch_add(&lease->references, 1u);
+        refresh_due(lease);
+        hl__lease_unref(lease);
+        return hl__now_ms();
+      }
     }
     if (lease->due - now < wait) wait = lease->due - now;
     if (wait > TURN_MS) wait = TURN_MS;

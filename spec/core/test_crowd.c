@@ -286,6 +286,43 @@ static void test_without_any_thread(void **state) {
   in_process("without_any_thread");
 }
 
+/* The keeper refreshes leases by itself where it can have no worker. */
+static void refreshed_without_a_worker(void **state) {
+  (void)state;
+  enum { LEASES = 20, TTL = 300 };
+  hl_lock *leases[LEASES];
+  hl_options options = HL_OPTIONS_INIT;
+  hl_error error;
+  limit_threads(2);
+  hl_manager *manager = open_manager();
+  options.ttl = TTL;
+  options.auto_refresh = true;
+  struct rlimit limit;
+  for (int i = 0; i < LEASES; i++) {
+    char path[32];
+    (void)snprintf(path, sizeof path, "u1/a%d", i);
+    hl_plan *plan = plan_of(manager, path, HL_EXCLUSIVE);
+    assert_int_equal(hl_acquire(manager, plan, &options, &leases[i], &error), HL_OK);
+    hl_plan_free(plan);
+    /* Its keeper has begun. */
+    assert_int_equal(getrlimit(RLIMIT_NPROC, &limit), 0);
+    limit.rlim_cur = 1;
+    assert_int_equal(setrlimit(RLIMIT_NPROC, &limit), 0);
+  }
+  (void)usleep(4 * TTL * 1000);
+  for (int i = 0; i < LEASES; i++) {
+    assert_true(hl_lock_is_held(leases[i]));
+    assert_int_equal(hl_lock_release(leases[i], true, &error), HL_OK);
+    hl_lock_free(leases[i]);
+  }
+  hl_manager_close(manager);
+}
+
+static void test_refreshed_without_a_worker(void **state) {
+  (void)state;
+  in_process("refreshed_without_a_worker");
+}
+
 /* --------------------------------------------------------- very many */
 
 /* Very many waiters as one thread, an event loop's, sees them: the time for all of them, and the
@@ -665,6 +702,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(with_few_threads),
       cmocka_unit_test(without_a_thread),
       cmocka_unit_test(without_any_thread),
+      cmocka_unit_test(refreshed_without_a_worker),
   };
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_crowd),
@@ -672,6 +710,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_few_threads),
       cmocka_unit_test(test_a_crowd_without_a_thread),
       cmocka_unit_test(test_without_any_thread),
+      cmocka_unit_test(test_refreshed_without_a_worker),
       cmocka_unit_test(test_many),
       cmocka_unit_test(test_all_are_refused),
       cmocka_unit_test(test_the_keeper_gives_way),
