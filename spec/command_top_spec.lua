@@ -64,10 +64,14 @@ local function ends(status)
   assert.equal("0", tmux("display-message", "-p", "#{alternate_on}"):match "%d")
 end
 
-after_each(function()
-  program.close()
+local function close_terminal()
   tmux "kill-server" -- it answers, and ends then
   support.wait_until(function() return tmux "list-sessions":find "^no server running" or tmux "list-sessions":find "^error connecting" end, "no terminal")
+end
+
+after_each(function()
+  program.close()
+  close_terminal()
 end)
 
 -- ------------------------------------------------------------------ the command line
@@ -108,6 +112,7 @@ describe("top on a terminal", function()
   after_each(function()
     manager:close()
     manager, handles = nil, nil
+    close_terminal() -- a top that still runs would make the directory again
     os.execute("rm -r " .. quoted(directory))
   end)
 
