@@ -521,7 +521,7 @@ describe("a lease", function()
         for i = 1, n do late = #between.connections[i].detained > 0 and i or late end
         return late
       end, "the refresh")
-      between.connections[late].client:close()
+      between.leave(late)
       assert.is_true(peer:result())
       between.deliver(late)
       assert.is_true(manager:leases({ target = R1 })[1].remaining > 50)
@@ -879,7 +879,7 @@ describe("a lease", function()
           for i = 1, n do late = #between.connections[i].detained > 0 and i or late end
           return late
         end, "the import, step " .. passes + 1)
-        between.connections[late].client:close()
+        between.leave(late)
         assert.is_true(peer:result())
         between.deliver(late)
         assert.is_true(peer:call "return handles.lease:check() and handles.lease:refresh()")

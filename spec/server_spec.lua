@@ -386,7 +386,7 @@ local function cut(store, kinds)
     end, "the request, or the lease")
     local id = not is_late and found()[1].id
     for i = 1, n do
-      if is_late then between.connections[i].client:close() else between.connections[i].finish() end
+      if is_late then between.leave(i) else between.connections[i].finish() end
     end
     return id
   end

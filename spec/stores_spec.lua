@@ -179,23 +179,33 @@ describe("a store", function()
     end
 
     it("is not held up by a waiter that was killed for longer than that would have waited", function()
-      local patience = 1
+      local patience, tries = 1, 0
       hold(R1)
-      -- Waits for the account, and keeps newcomers from it meanwhile.
-      local killed = waiter({ "u1", "a1" }, { timeout = patience })
-      local start = support.now()
-      local behind = support.process(store)
-      behind:acquire("lock", "acquire", { "u1", "a1", "r2" })
-      support.wait_for_waiters(store, { "u1", "a1" }, 2)
-      killed:signal("sigkill")
-      local at = support.now()
-      granted_promptly(behind)
-      if store.server then
-        assert.is_true(support.now() - start < patience + 0.5)
-        support.wait_until(function() return store.waiting(R1) == 0 end, "the end of the dead waiter")
-      else
-        assert.is_true(support.now() - at < 0.5)
-      end
+      repeat
+        -- Waits for the account, and keeps newcomers from it meanwhile.
+        local killed, behind = support.process(store), support.process(store)
+        local start = support.now()
+        -- On a busy machine the first may have given up before both are seen to wait.
+        local function is_seen(n)
+          return support.wait_until(function()
+            return store.waiting { "u1", "a1" } >= n and "seen" or support.now() - start > patience and "late"
+          end, "a waiter") == "seen"
+        end
+        killed:acquire("lock", "acquire", { "u1", "a1" }, { timeout = patience })
+        local both = is_seen(1)
+        behind:acquire("lock", "acquire", { "u1", "a1", "r2" })
+        both = both and is_seen(2)
+        killed:signal("sigkill")
+        local at = support.now()
+        granted_promptly(behind)
+        local in_time = support.now() - (store.server and start + patience or at) < 0.5
+        if store.server then
+          support.wait_until(function() return store.waiting(R1) == 0 end, "the end of the dead waiter")
+        end
+        behind:close()
+        tries = tries + 1
+        assert.is_true(both and in_time or tries < 5)
+      until both and in_time
     end)
 
     -- ---------------------------------------------------------- timeouts

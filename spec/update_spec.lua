@@ -351,7 +351,7 @@ describe("an update lock", function()
             for i = 1, before do late = #between.connections[i].detained > 0 and i or late end
             return late
           end, "the downgrade")
-          for i = 1, before do between.connections[i].client:close() end
+          for i = 1, before do between.leave(i) end
           assert.equal("connection", peer:result())
           between.refuse(1000)
           -- The upgrade finds the lock exclusive still.
@@ -380,7 +380,7 @@ describe("an update lock", function()
               for i = 1, n do late = #(between.connections[i].detained or "") > 0 and i or late end
               return late
             end, "the upgrade")
-            for i = 1, n do between.connections[i].client:close() end
+            for i = 1, n do between.leave(i) end
             assert.equal("connection", peer:result())
             between.refuse(1000)
             between.deliver(late)

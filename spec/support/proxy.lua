@@ -79,7 +79,8 @@ local function note_nothing() return "" end
 -- client of the n-th connection says, all but the next so many times, or from that text on, until `deliver(n)`,
 -- though that has ended meanwhile; `drip(n, ms)`: from then on the answers of the n-th connection come in single bytes, each so much later
 -- than the one before; without n, the answers of all later connections; `freeze()`: nothing more goes through the
--- connections that there are, in either direction, and none ends; `cut()`: likewise, and new ones get no answer
+-- connections that there are, in either direction, and none ends; `leave(n)`: ends the n-th connection for its client, if
+-- that has not ended it; `cut()`: likewise, and new ones get no answer
 -- either; `refuse(n)`: only so many more connections are let through, and others are ended at once; `delay(ms)`:
 -- each answer comes so much later; `turns`: how often a client has said something after an answer, or at first;
 -- `sent`: all that clients have said; `close()`.
@@ -182,6 +183,10 @@ function proxy.open(store, rewrite, tls, own_port)
     local connection, from = self.connections[n], type(passes) == "string"
     connection.text = from and passes or nil
     connection.detained, connection.spared = not from and {} or nil, not from and passes or 0
+  end
+  function self.leave(n)
+    local client = self.connections[n].client
+    if not client:is_closing() then client:close() end
   end
   --- Returns when the server has begun to answer, or has ended the connection.
   function self.deliver(n)
