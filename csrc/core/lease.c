@@ -772,7 +772,7 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
     end(lease, HL__LEASE_ENDED, HL__HOLD_RELEASED);
     bool sent = !confirm && release_send(lease);
     bool later = !confirm && !sent && (manager->ops->traits.blocks || manager->drops_begun);
-    if (!later && !sent) {
+    if (!(later && drop_later(lease)) && !sent) {
       status = operate(lease, &drop, error);
       if (confirm && manager->closed && !is_done(status)) {
         /* The close has cut it off, before it was sent or behind that. */
@@ -780,9 +780,8 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
         drop.patience = hl__left_ms(drop.deadline) + 1; /* not 0, which is the usual */
         status = take_back(lease, &drop, error);
       }
-      later = !is_done(status);
+      if (!is_done(status) && drop_later(lease) && !confirm) status = HL_OK;
     }
-    if (later && drop_later(lease) && !confirm) status = HL_OK;
   } else if (lease->state == HL__LEASE_LOST) {
     status = not_held(lease, error);
   } else if (lease->state == HL__LEASE_CLOSED) {

@@ -19,6 +19,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- a script */
@@ -610,6 +612,28 @@ static void a_release_is_sent_at_once(void **state) {
   assert_int_equal(store.drops, 2);
 }
 
+/* In a process that can have no thread from the grant on. */
+static int drops_without_a_worker(void) {
+  hl_manager *manager = open_manager();
+  hl_lock *held = lease(manager, 30000);
+  if (geteuid() == 0 && setuid(54321) != 0) return -1;
+  const struct rlimit none = {.rlim_cur = 1, .rlim_max = 1};
+  if (setrlimit(RLIMIT_NPROC, &none) != 0) return -1;
+  if (hl_lock_release(held, false, NULL) != HL_OK) return -1;
+  return store.drops; /* by this thread */
+}
+
+static void a_release_needs_no_worker(void **state) {
+  (void)state;
+  int status;
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) _exit(drops_without_a_worker());
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 1);
+}
+
 static void *answer_main(void *unused) {
   (void)unused;
   (void)usleep(50000);
@@ -1096,6 +1120,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(without_a_ttl_it_is_a_lease_that_is_refreshed),
       cmocka_unit_test(closing_releases_without_a_connection),
       cmocka_unit_test(a_release_is_sent_at_once),
+      cmocka_unit_test(a_release_needs_no_worker),
       cmocka_unit_test(a_confirmed_release_asks_behind_a_call_that_was_given_up),
       cmocka_unit_test(a_confirmed_release_asks_behind_a_call_whose_result_waits),
       cmocka_unit_test(a_release_that_the_store_has_not_confirmed_says_so),
