@@ -140,6 +140,8 @@ describe("a DSN of another maker's store", function()
     local err = fails "store+nothing:/x"
     assert.equal("store", err.code)
     assert.matches("store+nothing", err.message, 1, true)
+    package.preload["hierlock.store.alias"] = function() return require "hierlock.store.folder" end
+    assert.matches("no store 'store+alias': its module has the store 'store+folder'", fails("store+alias:/x").message, 1, true)
     for _, dsn in ipairs { "store+:/x", "store+Folder:/x", "store+a-b:/x", "store+folder", "store+" .. ("a"):rep(41) .. ":/x",
                            "store+u:SECRETMARKER@tcp(127.0.0.1:1)/d" } do
       err = fails(dsn)

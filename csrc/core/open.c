@@ -68,7 +68,9 @@ static int find_ops(const hl_store_ops *const *stores, const char *dsn, const hl
   if (!name) return HL_EDSN;
   *ops = find_store(stores, name);
   if (!*ops) *ops = find_store(built_in, name);
-  if (!*ops) return hl__error(error, HL_ESTORE, "the store '%s' is not available", name);
+  if (!*ops)
+    return hl__error(error, HL_ESTORE,
+                     "the program has not given the store '%s' (hl_config.stores)", name);
   if ((*ops)->abi != HL_STORE_ABI)
     return hl__error(error, HL_ESTORE,
                      "the store '%s' was built for interface %u, this is "

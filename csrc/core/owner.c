@@ -132,9 +132,8 @@ void hl_pending_cancel(hl_pending *pending) {
 HL__UNCHECKED static int holders_tell(const hl_pending *pending, hl_holder_fn fn, void *context,
                                       hl_error *error) {
   const hl__blockers *found = pending->found;
-  bool refused = pending->call.waiter.plan &&
-                 (pending->status == HL_TIMEOUT || pending->status == HL_DEADLOCK);
-  if (!found && refused) return hl__error(error, HL_BUSY, "the store was not asked");
+  if (!found && hl__call_is_refused(&pending->call, pending->status))
+    return hl__error(error, HL_BUSY, "the store was not asked");
   for (size_t i = 0; found && i < found->n; i++) fn(context, &found->list[i]);
   if (!found || !found->error.status) return HL_OK;
   if (error) *error = found->error;

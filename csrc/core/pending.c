@@ -310,8 +310,7 @@ static bool leave(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mute
   else
     hl__line_advance(manager);
   call->in_line = false;
-  /* A refresh that the store had no time for has no plan, and no holder was in its way. */
-  return !call->given_up && call->waiter.plan && (status == HL_TIMEOUT || status == HL_DEADLOCK);
+  return !call->given_up && hl__call_is_refused(call, status);
 }
 
 /* A call that was refused: its worker looks for the holders in the way. */
@@ -428,7 +427,7 @@ static bool run_at_once(hl_pending *pending) {
   hl_error error;
   int status = hl__call_acquire(call, 0, &error);
   if (status == HL_TIMEOUT && call->timeout > 0) return false;
-  made(pending, status, &error, status == HL_TIMEOUT ? blockers_find(call) : NULL);
+  made(pending, status, &error, hl__call_is_refused(call, status) ? blockers_find(call) : NULL);
   return true;
 }
 

@@ -129,9 +129,15 @@ const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
   lua_getglobal(L, "require");
   lua_pushfstring(L, "hierlock.store.%s", strncmp(name, "store+", 6) == 0 ? name + 6 : name);
   if (lua_pcall(L, 1, 1, 0) == 0) {
-    const hl_store_ops **ops = hll_testmetatable(L, -1, HLL_STORE);
-    if (ops) return *ops;
-    if (lua_islightuserdata(L, -1)) return lua_touserdata(L, -1);
+    const hl_store_ops **own = hll_testmetatable(L, -1, HLL_STORE);
+    const hl_store_ops *ops = lua_islightuserdata(L, -1) ? lua_touserdata(L, -1) : NULL;
+    if (own) ops = *own;
+    if (ops && strcmp(ops->scheme, name) == 0) return ops;
+    if (ops) {
+      lua_pushfstring(L, "there is no store '%s': its module has the store '%s'", name,
+                      ops->scheme);
+      return NULL;
+    }
     lua_pushliteral(L, "it is no store");
   }
   if (!lua_isstring(L, -1)) lua_pushliteral(L, "unknown reason");

@@ -44,7 +44,7 @@ static struct {
   hl_lease_terms asked[4]; /* of the grants */
   hl_lease_terms convert;  /* of the last conversion; the next fields are what it says of a grant */
   hl_grant grant_before, grant_after;
-  atomic_int takes;
+  atomic_int takes, looks;
   atomic_int unsettled; /* the status of a settle */
   atomic_ullong turn;   /* number of the last refresh; of one lease, where it matters */
   atomic_bool turns_fell;
@@ -188,6 +188,13 @@ static int fake_adopt(hl_session *self, const hl_request *request, hl_grant *gra
   return hl__error(error, store.fails, "as it was told");
 }
 
+static int fake_holders(hl_session *self, const hl_lease_filter *filter, hl_holder_fn fn,
+                        void *context, int64_t deadline, hl_error *error) {
+  (void)self, (void)filter, (void)fn, (void)context, (void)deadline, (void)error;
+  atomic_fetch_add(&store.looks, 1);
+  return HL_OK;
+}
+
 static const hl_lease_ops fake_leases = {.refresh = fake_refresh,
                                          .adopt = fake_adopt,
                                          .inspect = fake_inspect,
@@ -214,6 +221,7 @@ static hl_store_ops fake = {
     .settle = fake_settle,
     .check = fake_nothing,
     .interrupt = fake_interrupt,
+    .holders = fake_holders,
 };
 
 static int fake_open(const hl_store_config *config, hl_store **result, hl_error *error) {
@@ -788,7 +796,13 @@ static void a_few_workers_refresh_many(void **state) {
   hl_manager_close(manager);
 }
 
-/* An import waits for no other holder, so its caller is told of none. */
+static void no_holder(void *context, const hl_holder *holder) {
+  (void)context, (void)holder;
+  fail();
+}
+
+/* An import waits for no other holder, so its caller is told of none, and the store is not
+   asked. */
 static void an_import_that_is_not_answered_says_what_the_store_says(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -802,6 +816,14 @@ static void an_import_that_is_not_answered_says_what_the_store_says(void **state
   store.fails = HL_TIMEOUT;
   assert_int_equal(hl_import(manager, text, strlen(text), &options, &none, &error), HL_TIMEOUT);
   assert_string_equal(error.message, "as it was told");
+
+  hl_pending *pending;
+  assert_int_equal(hl_start_import(manager, text, strlen(text), &options, &pending, NULL), HL_OK);
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, &error), HL_TIMEOUT);
+  assert_string_equal(error.message, "as it was told");
+  assert_int_equal(hl_pending_holders(pending, no_holder, NULL, &error), HL_OK);
+  assert_int_equal(store.looks, 0);
+  hl_pending_free(pending);
   free(text);
   hl_manager_close(manager);
 }
