@@ -146,7 +146,7 @@ mend() {                                # BUG; false: not carried
     if patch -s -p1 -F0 -d "$with" <"$patch" >/dev/null 2>&1; then found=$commit; break; fi
   done
   [[ $found ]] || { say "$1: applies to no commit"; return 1; }
-  sed '/^--- a\//,$d' "$patch" >"$work/patch"
+  sed '/^--- a\//,$d' "$patch" | cat -s >"$work/patch"
   for file in "${files[@]}"; do
     now=$(git diff -M --name-status --diff-filter=R "$found" | awk -F'\t' -v file="$file" '$2 == file { print $3 }')
     now=${now:-$file}
