@@ -430,10 +430,11 @@ describe("a store", function()
       assert.is_true(other:call(TRY, { "u1" }))
       assert.is_false(handle:is_held())
       assert.equal(0, handle:remaining())
-      for _, method in ipairs { "check", "extend" } do
-        local ok, err = handle[method](handle, { "u1", "a1", "r2" })
+      local calls = { check = {}, extend = { { "u1", "a1", "r2" } }, refresh = {}, export = {}, to_lease = { { ttl = 1 } } }
+      for method, arguments in pairs(calls) do
+        local ok, err = handle[method](handle, arguments[1])
         assert.is_nil(ok)
-        assert.equal("released", err.code)
+        assert.equal("released", err.code, method)
         assert.is_false(err.retryable)
       end
       assert.is_true(handle:release())

@@ -99,6 +99,7 @@ static int foreign_error(hl_error *error) {
 
 int hl__lock_unusable_error(const hl_lock *lock, hl_error *error) {
   if (hl__lock_is_foreign(lock)) return foreign_error(error);
+  if (lock->released) return hl__error(error, HL_ERELEASED, "the lock has been released");
   return hl__error(error, HL_EMISUSE, "the lock is in use by a call that has not returned yet");
 }
 

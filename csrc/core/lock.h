@@ -62,11 +62,12 @@ static inline bool hl__lock_is_occupied(hl_lock *lock) {
    hl__lease_new says. */
 int hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options,
                  hl_lock **result, hl_error *error);
-/* HL_ERELEASED: the lock is foreign; HL_EMISUSE: it is occupied. */
+/* HL_ERELEASED: the lock is foreign or released; HL_EMISUSE: it is occupied. */
 int hl__lock_unusable_error(const hl_lock *lock, hl_error *error);
-/* HL_OK: the lock belongs to this process, and no call occupies it. HL_ERELEASED, HL_EMISUSE. */
+/* HL_OK: the lock belongs to this process, was not released, and no call occupies it. HL_ERELEASED,
+   HL_EMISUSE. */
 static inline int hl__lock_usable(hl_lock *lock, hl_error *error) {
-  bool usable = !hl__lock_is_foreign(lock) && !hl__lock_is_occupied(lock);
+  bool usable = !hl__lock_is_foreign(lock) && !lock->released && !hl__lock_is_occupied(lock);
   return usable ? HL_OK : hl__lock_unusable_error(lock, error);
 }
 /* HL_EUNSUPPORTED: the lock is no lease. */

@@ -247,10 +247,7 @@ static int wish_check(hl_lock *lock, const hl__wish *wish, hl_options *options, 
   case HL__TO_LEASE:
     status = hl__options_take(wish->options, options, error);
     if (status == HL_OK) status = hl__lease_options_check(options, error);
-    if (status == HL_OK) status = hl__lock_usable(lock, error);
-    if (status == HL_OK && lock->released)
-      status = hl__error(error, HL_ERELEASED, "the lock has been released");
-    return status;
+    return status ? status : hl__lock_usable(lock, error);
   case HL__CHECK: return hl__lock_usable(lock, error);
   default: return HL_OK;
   }
