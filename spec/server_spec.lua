@@ -229,6 +229,8 @@ local function restart(store, kinds)
       end
       local text = assert(assert(holder:acquire({ "exported" }, options)):export())
       local released = assert(holder:acquire({ "released" }, options))
+      -- Where this fails, the next ones would find them.
+      finally(function() for _, user in ipairs { "exported", "released" } do idle:revoke { target = { user } } end end)
       local target, waits = { store.leases_only and "lease" or "session", "a1" }, {}
       for i = 1, waiting do
         waits[i] = assert(holder:start({ target[1], "a1", "r" .. i % 5 }, { timeout = 15, ttl = options.ttl }))
