@@ -1,6 +1,6 @@
 --- `hierlock doctor`, as an operator runs it: it names the faults of a real store, and its printed line mends them
 -- when it is run. Here: its command line, any store, and servers of MySQL and MariaDB.
--- Parts: a_space_that a_space on_mysql:_started_with on_mariadb:_started_with ceases_to_answer stores
+-- Parts: a_space_that a_space engine_that_only_reads on_mysql:_started_with on_mariadb:_started_with ceases_to_answer stores
 
 local uv = require "luv"
 local json = require "dkjson"
