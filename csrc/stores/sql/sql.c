@@ -13,10 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Makes a plan with the same targets, but without buckets; NULL when out of memory. */
-static hl_plan *without_buckets(const hl_plan *plan) {
-  hl_layout *layout;
-  if (hl__layout_unbucketed(hl_plan_layout(plan), &layout, NULL) != HL_OK) return NULL;
+/* Makes a plan with the same targets, but without intentions, which no server knows, and perhaps
+   without buckets; NULL when out of memory. */
+static hl_plan *plan_plain(const hl_plan *plan, bool buckets) {
+  hl_layout *layout, *of = hl_plan_layout(plan);
+  if ((buckets ? hl__layout_named(of, NULL, NULL, NULL, &layout, NULL)
+               : hl__layout_unbucketed(of, &layout, NULL)) != HL_OK)
+    return NULL;
   hl_plan *made = hl_plan_new(layout);
   hl_layout_unref(layout);
   for (size_t i = 0; made && i < hl_plan_target_count(plan); i++) {
@@ -40,7 +43,7 @@ static char *postgresql_sql(const hl_plan *plan) {
   static const char before[] = "SELECT l FROM (",
                     behind[] = " AS l," HL__PG_GATE_VALUE("2") " AS gate OFFSET 0) last WHERE gate "
                                                                "OPERATOR(pg_catalog.<) 2";
-  hl_plan *own = without_buckets(plan);
+  hl_plan *own = plan_plain(plan, false);
   if (!own) return NULL;
   size_t n, used = 0, each = sizeof format + 64;
   const hl_row *rows = hl_plan_rows(own, &n);
@@ -67,6 +70,12 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   size_t n;
   if (plan && dialect == HL_POSTGRESQL) return postgresql_sql(plan);
   if (!plan || !table || !has_tables(dialect)) return NULL;
+  if (hl_plan_layout(plan)->intentions) {
+    hl_plan *own = plan_plain(plan, true);
+    char *made = hl_plan_sql(own, dialect, table);
+    hl_plan_free(own);
+    return made;
+  }
   const hl_row *rows = hl_plan_rows(plan, &n);
   /* Room for the text, the longest numbers, and " UNION ALL ". */
   size_t each = sizeof format + strlen(table) + 64;

@@ -1,6 +1,6 @@
 --- The embedded store, in the directory of the spec's run. This store is the first of support.stores.
 
-local embedded = {}
+local embedded = { subtrees = true }
 
 function embedded.make(store, support)
   store.directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY"), "run the specs by `make spec`")
