@@ -290,6 +290,17 @@ describe("a directory that is renamed", function()
     assert.is_true(excludes(manager, assert(open(directory, {}))))
   end)
 
+  it("has no lease any more at the next check, and the next refresh", function()
+    for _, call in ipairs { "check", "refresh" } do
+      local directory = fresh()
+      local handle = assert(assert(open(directory, {})):acquire({ "x" }, { ttl = 30 }))
+      assert(handle:check())
+      assert(uv.fs_rename(directory, directory .. "-moved"))
+      local _, lost = handle[call](handle)
+      assert.equal("lost", lost and lost.code, call)
+    end
+  end)
+
   it("is left by who waits in it", function()
     local directory = fresh()
     local manager, peer = assert(open(directory, {})), support.process(nil)

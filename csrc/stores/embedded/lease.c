@@ -340,7 +340,8 @@ static bool extend(const grip *self, int64_t ttl, int64_t *sent_ms) {
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
                          int64_t deadline, int64_t *sent_ms, hl_error *error) {
   grip it = {0};
-  int status = enter(base, terms, at_least(deadline), &it, error);
+  int status = hl__shm_check(space_of(base), true, error);
+  if (!status) status = enter(base, terms, at_least(deadline), &it, error);
   if (status) return status;
   if (!extend(&it, ttl, sent_ms)) status = over_error(it.lease, error);
   grip_leave(&it);
@@ -350,7 +351,8 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
 static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
                          int64_t *left_ms, hl_error *error) {
   grip it = {0};
-  int status = enter(base, terms, at_least(deadline), &it, error);
+  int status = hl__shm_check(space_of(base), true, error);
+  if (!status) status = enter(base, terms, at_least(deadline), &it, error);
   if (status) return status;
   const uint64_t last = atomic_load(&it.lease->base.end);
   *left_ms = hl__embedded_left(it.space, last);
