@@ -428,6 +428,17 @@ support.each_server(function(plain)
         found["buckets and levels"].found)
     end))
 
+    it("with leases that has lost its record gets it back, and no second table to lock in", function()
+      provision "--leases"
+      connection:query("DELETE FROM hier_lock_meta WHERE table_name = '%s_buckets'", stem)
+      for _, leases in ipairs { {}, { "--leases" } } do
+        local said = assert_status(78, run(dsn, "provision", "--quiet", "--buckets", "100", unpack(leases)))
+        assert.matches("hier_lock_meta has no record", said.err)
+      end
+      assert_mended("table", "wrong")
+      assert.matches("^100 ", examine(dsn)["buckets and levels"].found)
+    end)
+
     it("without its primary key is named, and given it by the line", obeying({ "ALTER TABLE %s %sADD PRIMARY KEY (%s);" }, function()
       provision "--leases"
       assert_mended("primary keys", "wrong", "ALTER TABLE STEM_nodes DROP PRIMARY KEY")

@@ -348,7 +348,7 @@ local function tables(self)
   local why = "The rows are what is locked."
   if not found then
     local denied = err.errno == 1142 or err.errno == 1044
-    return self.found:add("table", "wrong", err.message, why, denied and self.grant or self.subject.command "provision")
+    return self.found:add("table", "wrong", err.message, why, denied and self.grant or err.mend or self.subject.command "provision")
   end
   self.leased = found.leased
   grants(self)
