@@ -63,19 +63,11 @@ static char *postgresql_sql(const hl_plan *plan) {
 
 static bool has_tables(hl_dialect dialect) { return dialect == HL_MYSQL || dialect == HL_MARIADB; }
 
-char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
+static char *rows_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   static const char format[] =
       "%s(SELECT level,bucket FROM %s WHERE level=%d AND bucket=%" PRIu64 " %s)";
   const char *shared = dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
   size_t n;
-  if (plan && dialect == HL_POSTGRESQL) return postgresql_sql(plan);
-  if (!plan || !table || !has_tables(dialect)) return NULL;
-  if (hl_plan_layout(plan)->intentions) {
-    hl_plan *own = plan_plain(plan, true);
-    char *made = hl_plan_sql(own, dialect, table);
-    hl_plan_free(own);
-    return made;
-  }
   const hl_row *rows = hl_plan_rows(plan, &n);
   /* Room for the text, the longest numbers, and " UNION ALL ". */
   size_t each = sizeof format + strlen(table) + 64;
@@ -87,6 +79,16 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
     used += (size_t)snprintf(sql + used, each, format, i ? " UNION ALL " : "", table,
                              hl__sql_level(rows[i].level), rows[i].bucket,
                              rows[i].mode == HL_SHARED ? shared : "FOR UPDATE");
+  return sql;
+}
+
+char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
+  if (plan && dialect == HL_POSTGRESQL) return postgresql_sql(plan);
+  if (!plan || !table || !has_tables(dialect)) return NULL;
+  if (!hl_plan_layout(plan)->intentions) return rows_sql(plan, dialect, table);
+  hl_plan *own = plan_plain(plan, true);
+  char *sql = own ? rows_sql(own, dialect, table) : NULL;
+  hl_plan_free(own);
   return sql;
 }
 
