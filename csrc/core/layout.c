@@ -117,13 +117,12 @@ bool hl__layout_is_same(const hl_layout *a, const hl_layout *b) {
   return true;
 }
 
-/* Copies a layout without its names of nodes, and without intentions. */
+/* Copies a layout without its names of nodes. */
 static int layout_copy(const hl_layout *layout, hl_layout **copy, hl_error *error) {
   *copy = malloc(sizeof **copy);
   if (!*copy) return hl__error_memory(error);
   memcpy(*copy, layout, sizeof **copy);
   atomic_init(&(*copy)->references, 1u);
-  (*copy)->intentions = false;
   (*copy)->name_key = NULL;
   (*copy)->patterns = NULL;
   (*copy)->own_names[0] = '\0';

@@ -16,7 +16,6 @@ struct hl_layout {
   unsigned levels;
   uint32_t buckets;               /* 0: one per hash, see hl_layout_bucket */
   bool levels_open, buckets_open; /* defaults: the space may have others */
-  bool intentions;                /* the rows of ancestors say what is intended below (mode.h) */
   uint32_t seeds[HL_LEVELS_MAX];  /* the hash of the level's name */
   uint64_t wide_seeds[HL_LEVELS_MAX];
   char names[HL_LEVELS_MAX][HL_LEVEL_NAME_MAX + 1];
@@ -53,9 +52,9 @@ int hl__layout_settle(const hl_layout *wanted, const char *names, hl_layout **ag
 bool hl__layout_is_same(const hl_layout *a, const hl_layout *b);
 
 #define HL__PATTERN_MAX 255
-/* Makes a copy of `wanted`, without intentions, whose nodes have names, too; name_key NULL: they
-   have none. patterns: as hl_config.names; own_names: as hl_store.own_names. HL_OK, HL_ENOMEM;
-   HL_EMISUSE: a pattern is not understood, or there is not exactly one for each level. */
+/* Makes a copy of `wanted` whose nodes have names, too. patterns: as hl_config.names; own_names: as
+   hl_store.own_names. HL_OK, HL_ENOMEM; HL_EMISUSE: a pattern is not understood, or there is not
+   exactly one for each level. */
 int hl__layout_named(const hl_layout *wanted, uint64_t (*name_key)(const char *name, size_t size),
                      const char *const *patterns, const char *own_names, hl_layout **layout,
                      hl_error *error);

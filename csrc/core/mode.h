@@ -3,23 +3,13 @@
  * covers two, in which modes a node and its ancestors are locked, and the order of rows. (Names:
  * hl_mode_name.) No other code compares modes by their numbers.
  *
- * Targets are shared, update or exclusive. So are rows; but where the layout has intentions, the
- * row of an ancestor says what is intended below it (Gray, Lorie, Putzolu, Traiger, "Granularity of
- * Locks", 1976): IS, to share a node there; IX, to have one exclusively or for update. Then a
- * shared lock (S) on an inner node shares its subtree. SIX is S and IX. A `w` below: the one waits
- * for the other.
+ *                     the other holds it
+ *                     shared     update     exclusive
+ *     shared          both       both       waits
+ *     update          both       waits      waits
+ *     exclusive       waits      waits      waits
  *
- *              IS   IX   S    U    SIX  X
- *        IS    .    .    .    .    .    w
- *        IX    .    .    w    w    w    w
- *        S     .    w    .    .    w    w
- *        U     .    w    .    w    w    w
- *        SIX   .    w    w    w    w    w
- *        X     w    w    w    w    w    w
- *
- * Without intentions an ancestor's row is shared, whatever is wanted below it.
- *
- * No row is taken for update. A node that is locked for update is two rows: its own, shared,
+ * Rows are only shared or exclusive. A node that is locked for update is two rows: its own, shared,
  * and its update row, exclusively, which other modes do not request. So at most one holder has the
  * update lock, and only that one may make the node's row exclusive.
  *
@@ -31,53 +21,45 @@
 
 #include "hierlock.h"
 
-/* The modes of rows beside hl_mode. */
-enum { HL__IS = HL_UPDATE + 1, HL__IX, HL__SIX };
-
-/* What a holder in the mode keeps out: a bit for each mode. 0 and 7 are no modes, only a damaged
-   file has them, and they conflict with all. */
-static const uint8_t hl__mode_conflicts[8] = {
-    [0] = 0xFF,
-    [HL__IS] = 0x81 | 1 << HL_EXCLUSIVE,
-    [HL__IX] = 0x81 | 1 << HL_SHARED | 1 << HL_UPDATE | 1 << HL__SIX | 1 << HL_EXCLUSIVE,
-    [HL_SHARED] = 0x81 | 1 << HL__IX | 1 << HL__SIX | 1 << HL_EXCLUSIVE,
-    [HL_UPDATE] = 0x81 | 1 << HL__IX | 1 << HL_UPDATE | 1 << HL__SIX | 1 << HL_EXCLUSIVE,
-    [HL__SIX] = (uint8_t) ~(1 << HL__IS),
-    [HL_EXCLUSIVE] = 0xFF,
-    [7] = 0xFF,
-};
-
 /* Whether two requests for one row, or one node, exclude each other. */
-static inline bool hl__modes_conflict(unsigned a, unsigned b) {
-  return hl__mode_conflicts[a & 7u] >> (b & 7u) & 1u;
+static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
+  static const bool conflict[][HL_UPDATE + 1] = {
+      [HL_SHARED] = {[HL_EXCLUSIVE] = true},
+      [HL_UPDATE] = {[HL_UPDATE] = true, [HL_EXCLUSIVE] = true},
+      [HL_EXCLUSIVE] = {[HL_SHARED] = true, [HL_UPDATE] = true, [HL_EXCLUSIVE] = true},
+  };
+  return conflict[a][b];
 }
 
-/* Whether a holder in `held` does not need to lock again for `wanted`: it keeps out all that the
-   other mode would. */
-static inline bool hl__mode_covers(unsigned held, unsigned wanted) {
-  return (hl__mode_conflicts[wanted & 7u] & ~hl__mode_conflicts[held & 7u]) == 0;
+/* The weakest mode that allows everything that both modes allow. A request that needs a row for two
+   targets takes it in this mode. */
+static inline hl_mode hl__mode_supremum(hl_mode a, hl_mode b) {
+  static const hl_mode supremum[][HL_UPDATE + 1] = {
+      [HL_SHARED] =
+          {[HL_SHARED] = HL_SHARED, [HL_UPDATE] = HL_UPDATE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
+      [HL_UPDATE] =
+          {[HL_SHARED] = HL_UPDATE, [HL_UPDATE] = HL_UPDATE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
+      [HL_EXCLUSIVE] =
+          {[HL_SHARED] = HL_EXCLUSIVE, [HL_UPDATE] = HL_EXCLUSIVE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
+  };
+  return supremum[a][b];
 }
 
-/* The weakest mode that keeps out all that either mode does. A request that needs a row for two
-   targets takes it in this mode. For each two modes there is one. */
-static inline hl_mode hl__mode_supremum(unsigned a, unsigned b) {
-  const uint8_t both = hl__mode_conflicts[a & 7u] | hl__mode_conflicts[b & 7u];
-  unsigned mode = HL_SHARED;
-  while (hl__mode_conflicts[mode] != both) mode++;
-  return (hl_mode)mode;
+/* Whether a holder in `held` does not need to lock again for `wanted`. */
+static inline bool hl__mode_covers(hl_mode held, hl_mode wanted) {
+  return hl__mode_supremum(held, wanted) == held;
 }
 
-/* The mode of the rows of the ancestors of a node that is locked in this mode. An update lock may
-   become exclusive. */
-static inline hl_mode hl__mode_of_ancestor(hl_mode mode, bool intentions) {
-  return intentions ? (hl_mode)(mode == HL_SHARED ? HL__IS : HL__IX) : HL_SHARED;
+/* The mode of the ancestors of a node that is locked in this mode. */
+static inline hl_mode hl__mode_of_ancestor(hl_mode mode) {
+  (void)mode;
+  return HL_SHARED;
 }
 
 /* The mode in which a node is locked that was requested in `wanted`. A shared lock of an inner node
-   excludes the writers below it only if these say what they intend: else they hold the inner node
-   shared, too. */
-static inline hl_mode hl__mode_of_node(hl_mode wanted, bool deepest_level, bool intentions) {
-  return deepest_level || (intentions && wanted == HL_SHARED) ? wanted : HL_EXCLUSIVE;
+   would not exclude the writers below it: they hold the inner node shared, too. */
+static inline hl_mode hl__mode_of_node(hl_mode wanted, bool deepest_level) {
+  return deepest_level ? wanted : HL_EXCLUSIVE;
 }
 
 /* The mode of the row of a node that is locked in this mode. */

@@ -116,16 +116,14 @@ static int names_check(hl_manager *manager, const hl_config *config, hl_error *e
 
 /* Takes over the layout on which the program and the space have agreed. */
 static int layout_take(hl_manager *manager, const hl_config *config, hl_error *error) {
-  hl_layout *layout, *agreed = manager->store->layout;
-  const bool named = manager->config.interoperates, intentions = manager->ops->traits.intentions;
+  hl_layout *layout;
   int status = HL_OK;
-  if (named || intentions != agreed->intentions)
-    status = hl__layout_named(agreed, named ? manager->ops->name_key : NULL, config->names,
+  if (manager->config.interoperates)
+    status = hl__layout_named(manager->store->layout, manager->ops->name_key, config->names,
                               manager->store->own_names, &layout, error);
   else
-    layout = hl_layout_ref(agreed);
+    layout = hl_layout_ref(manager->store->layout);
   if (status) return status;
-  if (layout != agreed) layout->intentions = intentions;
   hl_layout_unref(manager->layout);
   manager->config.layout = manager->layout = layout;
   return HL_OK;

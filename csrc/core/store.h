@@ -44,7 +44,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 33u
+#define HL_STORE_ABI 32u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -323,9 +323,6 @@ typedef struct hl_store_traits {
   bool grants_all;
   /* Requests may have update rows: for session locks, and for leases. */
   bool updates, leases_update;
-  /* Rows may be in the modes of intentions (mode.h), and hl_row.mode is one of them. All programs
-     of a space know them, or the store refuses the space. */
-  bool intentions;
 } hl_store_traits;
 
 typedef struct hl_store_ops {

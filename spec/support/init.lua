@@ -91,7 +91,6 @@ end
 --   leases_only      it has no session locks
 --   example          it is no store of hierlock's: only the specs that ask for it run on it
 --   table            it has buckets in a table of this name: MySQL's kind
---   subtrees         a shared lock on an inner node shares what is below it
 --   unbucketed       no two nodes are one row, or one number, by chance
 --   whole_seconds    its leases last whole seconds
 --   lists_by_root    it lists those who hold nodes of one root

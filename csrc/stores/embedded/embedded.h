@@ -245,8 +245,8 @@ int hl__shm_session_check(hl__shm_session *session, bool at_once, hl_error *erro
 
 /* Sets aside a record, all zeros but for its stamp. 0: no space is left. */
 uint32_t hl__shm_lease_make(hl__shm_space *space);
-/* Makes claims of the lease of all rows that the session holds; of several claims of one row one,
-   in a mode that covers them. HL_OK; HL_TIMEOUT, HL_ESTORE: the caller then abandons the lease. */
+/* Makes claims of the lease of all rows that the session holds; of several claims of one row, of
+   the strongest. HL_OK; HL_TIMEOUT, HL_ESTORE: the caller then abandons the lease. */
 int hl__shm_lease_claims(hl__shm_session *session, uint32_t lease, int64_t deadline,
                          hl_error *error);
 /* The lease ends at end_ms (hl__shm_boot_ms). */

@@ -1,6 +1,6 @@
 /*
  * format.h - the table of locks that all processes of a lock directory share: the file `control`
- * of the fourth format, as it lies in memory.
+ * of the third format, as it lies in memory.
  *
  *     header         4 KiB
  *     parts          the locks of the partitions, and their free rows
@@ -90,7 +90,7 @@
 #ifndef HIERLOCK_EMBEDDED_FORMAT_H
 #define HIERLOCK_EMBEDDED_FORMAT_H
 
-#include "mode.h"
+#include "hierlock.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -99,8 +99,7 @@
 /* That of the older formats, so that each program finds a version that it does not know, and
    refuses the other's directory. */
 #define HL__SHM_MAGIC "hlctl\n\r"
-/* In the third format the ancestors' rows were shared, whatever was intended below them. */
-#define HL__SHM_VERSION 4u
+#define HL__SHM_VERSION 3u
 #define HL__SHM_FILE "control"
 
 #define HL__SHM_PARTS 128u
@@ -122,9 +121,47 @@
 typedef _Atomic uint32_t hl__a32;
 typedef _Atomic uint64_t hl__a64;
 
+/* ---------------------------------------------------------------- modes */
+
+/* The modes of a claim: hl_mode, and what a node's ancestors would be in with intentions. 0 is
+   none: only a damaged file has it, and it conflicts with all. */
+enum hl__shm_mode {
+  HL__SHM_S = HL_SHARED,
+  HL__SHM_X = HL_EXCLUSIVE,
+  HL__SHM_U = HL_UPDATE,
+  HL__SHM_IS,
+  HL__SHM_IX,
+  HL__SHM_SIX,
+  HL__SHM_MODES
+};
+
+/* Whether a request in the mode must wait for a holder in another: a bit for each mode.
+
+              IS   IX   S    U    SIX  X
+        IS    .    .    .    .    .    waits
+        IX    .    .    w    w    w    w
+        S     .    w    .    .    w    w
+        U     .    w    .    w    w    w
+        SIX   .    w    w    w    w    w
+        X     w    w    w    w    w    w                                                        */
+#define HL__SHM_NONE (1u << 0 | 1u << 7) /* what no claim is in */
+static const uint8_t hl__shm_conflicts[8] = {
+    [0] = 0xFF,
+    [HL__SHM_IS] = HL__SHM_NONE | 1u << HL__SHM_X,
+    [HL__SHM_IX] =
+        HL__SHM_NONE | 1u << HL__SHM_S | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_S] = HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_U] =
+        HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_SIX] = HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_S | 1u << HL__SHM_U |
+                    1u << HL__SHM_SIX | 1u << HL__SHM_X,
+    [HL__SHM_X] = 0xFF,
+    [7] = 0xFF,
+};
+
 /* --------------------------------------------------------------- claims */
 
-/* bucket:32 | level:8 | mode:8 (mode.h) | state:16 */
+/* bucket:32 | level:8 | mode:8 | state:16 */
 enum hl__shm_state {
   HL__FREE,     /* the word is 0 */
   HL__WAIT,     /* in the queue of its row */

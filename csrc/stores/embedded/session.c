@@ -3,6 +3,7 @@
  * that are Symfony's files, all or none. See embedded_store.h.
  */
 #include "embedded_store.h"
+#include "mode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -153,7 +154,7 @@ static int file_take(hl__embedded_session *session, const hl_request *request, c
   for (size_t i = 0; i < session->file_count; i++) {
     const hl_row *held = &session->files[i].row;
     if (hl__row_compare(held, row) != 0) continue;
-    if (hl__mode_covers(held->mode, row->mode)) return HL_OK;
+    if (hl__mode_covers((hl_mode)held->mode, (hl_mode)row->mode)) return HL_OK;
     /* flock() would release the shared lock before it waits for the exclusive one. */
     return hl__error(error, HL_EUNSUPPORTED,
                      "a lock that Symfony's FlockStore shares cannot be made "
@@ -186,13 +187,14 @@ void hl__embedded_session_holds(hl__embedded_session *session) {
   session->holds = true;
 }
 
-/* Whether the session holds the row in modes that suffice together. */
+/* Whether the session holds the row in a mode that suffices. */
 static bool is_covered(const hl__shm_session *table, const hl_row *row) {
-  uint8_t kept_out = 0;
+  uint64_t key = hl__shm_row_key(row);
   for (uint32_t i = 0; i < table->n; i++)
-    if (hl__shm_key_of(table->held[i].claim) == hl__shm_row_key(row))
-      kept_out |= hl__mode_conflicts[hl__shm_mode_of(table->held[i].claim)];
-  return (hl__mode_conflicts[row->mode & 7u] & ~kept_out) == 0;
+    if (hl__shm_key_of(table->held[i].claim) == key &&
+        hl__mode_covers((hl_mode)hl__shm_mode_of(table->held[i].claim), (hl_mode)row->mode))
+      return true;
+  return false;
 }
 
 /* Copies the rows of an extension that the session does not hold yet. */

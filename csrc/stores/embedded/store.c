@@ -152,7 +152,7 @@ static int session_holders(hl_session *base, const hl_lease_filter *filter, hl_h
 const hl_store_ops hl_store_file = {
     .abi = HL_STORE_ABI,
     .scheme = "file",
-    .traits = {.updates = true, .leases_update = true, .intentions = true},
+    .traits = {.updates = true, .leases_update = true},
     .parse = hl__file_dsn,
     .name_key = hl__file_name_key,
     .open = store_open,

@@ -13,13 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Makes a plan with the same targets, but without intentions, which no server knows, and perhaps
-   without buckets; NULL when out of memory. */
-static hl_plan *plan_plain(const hl_plan *plan, bool buckets) {
-  hl_layout *layout, *of = hl_plan_layout(plan);
-  if ((buckets ? hl__layout_named(of, NULL, NULL, NULL, &layout, NULL)
-               : hl__layout_unbucketed(of, &layout, NULL)) != HL_OK)
-    return NULL;
+/* Makes a plan with the same targets, but without buckets; NULL when out of memory. */
+static hl_plan *without_buckets(const hl_plan *plan) {
+  hl_layout *layout;
+  if (hl__layout_unbucketed(hl_plan_layout(plan), &layout, NULL) != HL_OK) return NULL;
   hl_plan *made = hl_plan_new(layout);
   hl_layout_unref(layout);
   for (size_t i = 0; made && i < hl_plan_target_count(plan); i++) {
@@ -43,7 +40,7 @@ static char *postgresql_sql(const hl_plan *plan) {
   static const char before[] = "SELECT l FROM (",
                     behind[] = " AS l," HL__PG_GATE_VALUE("2") " AS gate OFFSET 0) last WHERE gate "
                                                                "OPERATOR(pg_catalog.<) 2";
-  hl_plan *own = plan_plain(plan, false);
+  hl_plan *own = without_buckets(plan);
   if (!own) return NULL;
   size_t n, used = 0, each = sizeof format + 64;
   const hl_row *rows = hl_plan_rows(own, &n);
@@ -63,11 +60,13 @@ static char *postgresql_sql(const hl_plan *plan) {
 
 static bool has_tables(hl_dialect dialect) { return dialect == HL_MYSQL || dialect == HL_MARIADB; }
 
-static char *rows_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
+char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   static const char format[] =
       "%s(SELECT level,bucket FROM %s WHERE level=%d AND bucket=%" PRIu64 " %s)";
   const char *shared = dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
   size_t n;
+  if (plan && dialect == HL_POSTGRESQL) return postgresql_sql(plan);
+  if (!plan || !table || !has_tables(dialect)) return NULL;
   const hl_row *rows = hl_plan_rows(plan, &n);
   /* Room for the text, the longest numbers, and " UNION ALL ". */
   size_t each = sizeof format + strlen(table) + 64;
@@ -79,16 +78,6 @@ static char *rows_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
     used += (size_t)snprintf(sql + used, each, format, i ? " UNION ALL " : "", table,
                              hl__sql_level(rows[i].level), rows[i].bucket,
                              rows[i].mode == HL_SHARED ? shared : "FOR UPDATE");
-  return sql;
-}
-
-char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
-  if (plan && dialect == HL_POSTGRESQL) return postgresql_sql(plan);
-  if (!plan || !table || !has_tables(dialect)) return NULL;
-  if (!hl_plan_layout(plan)->intentions) return rows_sql(plan, dialect, table);
-  hl_plan *own = plan_plain(plan, true);
-  char *sql = own ? rows_sql(own, dialect, table) : NULL;
-  hl_plan_free(own);
   return sql;
 }
 

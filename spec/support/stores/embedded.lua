@@ -1,6 +1,6 @@
 --- The embedded store, in the directory of the spec's run. This store is the first of support.stores.
 
-local embedded = { subtrees = true }
+local embedded = {}
 
 function embedded.make(store, support)
   store.directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY"), "run the specs by `make spec`")
