@@ -78,6 +78,30 @@ describe("the command line of run", function()
     assert.equal("", assert_status(0, run("file:" .. directory, "run", "u1", "--", "true")).err)
   end)
 
+  it("gives the command each descriptor that it was given itself", function()
+    local file = os.tmpname()
+    finally(function() os.remove(file) end)
+    local out = assert(io.open(file, "w"))
+    out:write "text\n"
+    out:close()
+    for _, given in ipairs { { 3 }, { 4 }, { 9 }, { 3, 5, 7 }, { 3, 4, 5, 6, 7, 8 }, { 4, 5, 6, 7, 8, 9 } } do
+      local reads, opens = {}, {}
+      for i, number in ipairs(given) do reads[i], opens[i] = "cat <&" .. number, ("%d<%s"):format(number, file) end
+      local said = program.run_line("null:", ("hierlock run u1 -- sh -c '%s' %s"):format(table.concat(reads, " && "), table.concat(opens, " ")))
+      assert.equal(("text\n"):rep(#given), assert_status(0, said).out)
+    end
+    -- And none of its own.
+    local said = program.run_line("null:", "hierlock run u1 -- sh -c 'for fd in 3 4 5 6 7 8 9; do if [ -e /dev/fd/$fd ]; then echo $fd; fi; done'")
+    assert.equal("", assert_status(0, said).out)
+  end)
+
+  it("says of a signal that it cannot send", function()
+    local denied = [[local process = debug.getregistry().uv_process process = process.__index or process ]] ..
+      [[process.kill = function() return nil, "EPERM: operation not permitted", "EPERM" end]]
+    local said = program.run_line("null:", ("export LUA_INIT='require \"luv\" %s'; hierlock run u1 -- sh -c 'kill -TERM $PPID; exit 3'"):format(denied))
+    assert.equal("hierlock: cannot send the command SIGTERM: EPERM: operation not permitted\n", assert_status(3, said).err)
+  end)
+
   it("ends at --: what follows is the command's own", function()
     local said = assert_status(0, run("null:", "run", "u1", "--", "printf", "<%s>", "--help", "-t", "--", "a b"))
     assert.equal("<--help><-t><--><a b>", said.out)

@@ -30,8 +30,9 @@ local OF_TERMINAL = { sigint = true, sigquit = true, sigwinch = true }
 local MARGIN = 0.1
 
 -- The script that becomes the command. First it tells the guard its number, as this process can die at any moment.
--- The first word: signals that it ignores, as this process does.
-local BEGIN = [[echo "$$" >&3; exec 3>&-; [ -z "$1" ] || trap "" $1; shift; exec "$@"]]
+-- It does so on a descriptor that the command has no use for. The first word: signals that it ignores, as this process
+-- does.
+local BEGIN = [[echo "$$" >&%d; exec %d>&-; [ -z "$1" ] || trap "" $1; shift; exec "$@"]]
 -- The guard. The guard reads the command's number, and then a word that the command has ended. If the pipe is closed
 -- at every writer before that word, this process has died. Then the guard ends the command within the grace: a lease
 -- has no more time left. A single sleep covers all of the grace, as on a busy machine many short ones take longer.
@@ -146,6 +147,19 @@ local function acquire(manager, targets, options, signals)
   return nil, nil, signal
 end
 
+-- A descriptor of one digit, as not every shell knows more, that this process was not given for the command; the last
+-- one, where it was given all of them.
+local LAST, CLOSES = 9, 2 ^ 19 -- O_CLOEXEC: the descriptor is this process's own
+local function spare()
+  for number = 3, LAST - 1 do
+    local file = io.open("/proc/self/fdinfo/" .. number)
+    local flags = file and tonumber(file:read("*a"):match "flags:%s*(%d+)", 8)
+    if file then file:close() end
+    if not flags or math.floor(flags / CLOSES) % 2 == 1 then return number end
+  end
+  return LAST
+end
+
 -- Starts a shell with a script, or raises.
 local function shell(script, words, options, on_exit)
   options.args = { "-c", script, "hierlock", unpack(words) }
@@ -159,7 +173,12 @@ local function hold(arguments, handle, targets, grace, signals, given)
   local pipe = assert(uv.pipe())
   -- No signal of a terminal reaches it.
   local guard = shell(GUARD, { ("%.3f"):format(grace / 50), ("%.3f"):format(grace) }, { stdio = { pipe.read }, detached = true }, function() end)
-  local child = shell(BEGIN, { signals.ignored, unpack(arguments.command) }, { stdio = { 0, 1, 2, pipe.write }, env = environment(handle, targets, given) },
+  local number = spare()
+  local stdio = {}
+  for each = 0, number - 1 do stdio[each + 1] = each end
+  stdio[number + 1] = pipe.write
+  local child = shell(BEGIN:format(number, number), { signals.ignored, unpack(arguments.command) },
+    { stdio = stdio, env = environment(handle, targets, given) },
     function(code, signal)
       ended = signal > 0 and SIGNALLED + signal or code
       uv.stop()
@@ -167,8 +186,15 @@ local function hold(arguments, handle, targets, grace, signals, given)
   uv.fs_close(pipe.read)
   local terminal = io.open("/dev/tty", "r")
   if terminal then terminal:close() end
+  local refused = {}
+  local function tell(name) -- a command that runs as another user, as by sudo, may not be told
+    local ok, why, code = child:kill(name)
+    if ok or code == "ESRCH" or refused[name] then return end
+    refused[name] = true
+    io.stderr:write(("hierlock: cannot send the command %s: %s\n"):format(name:upper(), why))
+  end
   function signals.hear(name)
-    if not (terminal and OF_TERMINAL[name]) then child:kill(name) end
+    if not (terminal and OF_TERMINAL[name]) then tell(name) end
   end
   local timer = uv.new_timer()
   timer:start(0, LOOK_MS, function()
@@ -176,11 +202,11 @@ local function hold(arguments, handle, targets, grace, signals, given)
     if not told and (not held or left < grace + MARGIN) then
       told = uv.now()
       io.stderr:write "hierlock: the locks are lost: ending the command\n"
-      child:kill "sigterm"
+      tell "sigterm"
       child:kill "sigcont" -- a stopped one hears nothing else
     end
     -- A lock that is still held ends after `left`.
-    if told and (uv.now() - told >= grace * 1000 or (held and left < MARGIN)) then child:kill "sigkill" end
+    if told and (uv.now() - told >= grace * 1000 or (held and left < MARGIN)) then tell "sigkill" end
   end)
   while not ended do uv.run() end
   timer:close()
