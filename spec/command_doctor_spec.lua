@@ -429,14 +429,24 @@ support.each_server(function(plain)
     end))
 
     it("with leases that has lost its record gets it back, and no second table to lock in", function()
-      provision "--leases"
+      provision("--leases", "--levels", "tenant,project,task")
       connection:query("DELETE FROM hier_lock_meta WHERE table_name = '%s_buckets'", stem)
+      connection:query("DELETE FROM %s_nodes WHERE level = 0 AND bucket = 99", stem)
       for _, leases in ipairs { {}, { "--leases" } } do
         local said = assert_status(78, run(dsn, "provision", "--quiet", "--buckets", "100", unpack(leases)))
         assert.matches("hier_lock_meta has no record", said.err)
       end
-      assert_mended("table", "wrong")
-      assert.matches("^100 ", examine(dsn)["buckets and levels"].found)
+      -- Its rows do not tell the names of the levels. A record with other names would let in programs that lock other rows.
+      local found = examine(dsn)
+      assert_finding("wrong", found, "table")
+      assert.matches("names of its 3 levels .* by %-%-levels", found.table.mend[1])
+      assert.is_nil(found.table.mend[2])
+      assert.is_nil(json.encode(found.opens):find "hierlock provision\"")
+      assert.is_nil(examine(dsn, "--levels", "tenant,task").table.mend[2])
+      assert.is_true(follow(dsn, examine(dsn, "--levels", "tenant,project,task").table, sql) > 0)
+      found = examine(dsn)
+      assert_finding("ok", found, "table")
+      assert.matches("^100 .*tenant, ?project, ?task", found["buckets and levels"].found)
     end)
 
     it("without its primary key is named, and given it by the line", obeying({ "ALTER TABLE %s %sADD PRIMARY KEY (%s);" }, function()

@@ -63,18 +63,22 @@ function space:engine(name)
 end
 
 -- A space with leases that has lost its record: connected programs lock its rows, and a table of the space's own name
--- would let others lock beside them. nil: this is none; else the error. Its mend is the record, as far as the rows tell it.
-local function orphan(self)
+-- would let others lock beside them. nil: this is none; else the error. The rows do not tell the names of the levels, and
+-- programs with other names lock other rows: so its mend is the record only where `wanted` has the names.
+local function orphan(self, wanted)
   local stem = self.stem
   if not self:engine(stem .. "_nodes") or not self:engine(stem .. "_leases") or self:engine(self.name) then return nil end
   local levels = first_value(self:query("SELECT MAX(level) + 1 FROM %s_nodes", stem))
-  local buckets = levels and first_value(self:query("SELECT MAX(bucket) + 1 FROM %s_nodes WHERE level = 0", stem))
+  local buckets = levels and first_value(self:query("SELECT MAX(bucket) + 1 FROM %s_nodes WHERE level >= 0", stem))
   if not buckets then return nil end
   self:lease()
   local err = { code = "mismatch", retryable = false, message = ("hier_lock_meta has no record of %s, but there are %s_nodes " ..
     "and its leases, in which programs may hold locks: record again how many buckets it has, and its levels"):format(self.name, stem) }
-  if tonumber(levels) ~= #space.DEFAULT_LEVELS then return err end
-  err.mend = { self:schema()[2], self:record(buckets, space.DEFAULT_LEVELS) }
+  if not wanted.levels or #wanted.levels ~= tonumber(levels) then
+    err.mend = ("the names of its %d levels are not known; give those that its programs have, by --levels"):format(levels)
+    return err
+  end
+  err.mend = { self:schema()[2], self:record(wanted.buckets or buckets, wanted.levels) }
   local meta = ("`%s`.hier_lock_meta"):format(first_value(self:query "SELECT DATABASE()"))
   for i, statement in ipairs(err.mend) do err.mend[i] = statement:gsub("%s+", " "):gsub("hier_lock_meta", meta, 1) .. ";" end
   return err
@@ -82,8 +86,8 @@ end
 
 --- Looks at the two tables: {engine, buckets, levels, empty, leased, unmoved}. `engine` is nil where there is no table;
 -- `buckets` and `levels` are nil where nothing is recorded. `unmoved`: leases are wanted, but the buckets still have the
--- name of a space without. Or nil, err.
-function space:look()
+-- name of a space without. Or nil, err. wanted: buckets and levels that its programs have, where they are known.
+function space:look(wanted)
   local found = {}
   local recorded, err = self:query("SELECT buckets, levels FROM hier_lock_meta WHERE table_name = '%s'", self.name)
   if recorded and recorded[1] then
@@ -102,7 +106,7 @@ function space:look()
   elseif not recorded and err.code ~= "not_provisioned" then
     return nil, err
   end
-  local lost = not found.buckets and orphan(self)
+  local lost = not found.buckets and orphan(self, wanted or {})
   if lost then return nil, lost end
   local engine
   engine, err = self:engine(self.table)

@@ -344,10 +344,11 @@ local function grants(self)
 end
 
 local function tables(self)
-  local found, err = self.space:look()
+  local found, err = self.space:look(self.subject)
   local why = "The rows are what is locked."
   if not found then
     local denied = err.errno == 1142 or err.errno == 1044
+    if err.mend then self.subject.unprovisioned = "mend the table first, as is said above" end
     return self.found:add("table", "wrong", err.message, why, denied and self.grant or err.mend or self.subject.command "provision")
   end
   self.leased = found.leased
