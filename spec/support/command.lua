@@ -33,8 +33,10 @@ local function spawn(program, arguments, variables, input)
     return support.wait_until(function() uv.run("nowait") return condition() end, what)
   end
   function self.join()
-    self.until_true(function() return self.status and out:is_closing() and err:is_closing() end,
-                    "the end of the command; it said: " .. self.out .. self.err)
+    local function ended() return self.status and out:is_closing() and err:is_closing() end
+    if not support.run_until(support.DEADLINE, ended) then
+      error("gave up waiting for the end of the command; it said: " .. self.out .. self.err, 2)
+    end
     if input and not input:is_closing() then input:close() end
     if not self.handle:is_closing() then self.handle:close() end
     uv.run("nowait")

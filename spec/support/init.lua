@@ -39,6 +39,25 @@ function support.wait_until(condition, what, patience)
   error("gave up waiting for " .. (what or "a condition"), 2)
 end
 
+--- Runs luv's loop until condition() is true, which only the loop's events make true: asleep between them. false: it is
+-- not so after these seconds.
+function support.run_until(seconds, condition)
+  local deadline = support.now() + seconds
+  uv.run "nowait"
+  if condition() then return true end
+  local timer = uv.new_timer()
+  uv.update_time()
+  timer:start(math.max(math.ceil(seconds * 1000), 0), 10, function() end)
+  local done
+  repeat
+    uv.run "once"
+    done = condition()
+  until done or support.now() >= deadline
+  timer:close()
+  uv.run "nowait"
+  return done
+end
+
 --- Tries until the failure names all who were in the way, and returns that failure. A store has 50 ms to tell, which a
 -- busy one exceeds; it may have named some by then. try(): returns nil and the failure.
 function support.told(try)
@@ -506,12 +525,12 @@ function support.process(store, options, dsn, command)
       self.line = nil
       return line
     end
-    local deadline = support.now() + seconds
     local line = take_line(self)
-    while not line and support.now() < deadline and not (self.exited and self.buffer == "") do
-      uv.run("nowait")
-      line = take_line(self)
-      if not line then uv.sleep(1) end
+    if not line then
+      support.run_until(seconds, function()
+        line = take_line(self)
+        return line or self.exited and self.buffer == ""
+      end)
     end
     return line
   end
@@ -521,7 +540,9 @@ function support.process(store, options, dsn, command)
     if signal == "sigkill" then self:join() end
   end
   function self:join()
-    support.wait_until(function() uv.run("nowait") return self.exited end, "the peer's end")
+    if not support.run_until(support.DEADLINE, function() return self.exited end) then
+      error("gave up waiting for the peer's end", 2)
+    end
   end
   function self:finish()
     if not input:is_closing() then input:close() end
@@ -530,12 +551,8 @@ function support.process(store, options, dsn, command)
   function self:close()
     live[self] = nil
     self:finish()
-    local start = support.now()
-    while not self.exited and support.now() - start < (self.unanswered > 0 and 0.2 or 2) do
-      uv.run("nowait")
-      uv.sleep(1)
-    end
-    if not self.exited then self:signal("sigkill") end
+    local function ended() return self.exited end
+    if not support.run_until(self.unanswered > 0 and 0.2 or 2, ended) then self:signal("sigkill") end
     -- luv crashes at the end of a state that has open handles.
     if not output:is_closing() then output:close() end
     if not self.handle:is_closing() then self.handle:close() end
