@@ -334,10 +334,12 @@ SPEC_DIRECTORY = directory=$$(mktemp -d /dev/shm/hierlock-spec-XXXXXX) && trap '
 
 .PHONY: test-core spec spec-built says-spec
 # The core without Lua. cmocka says what it runs, so the last line of one that hangs tells where. With LIMIT=0 the
-# caller ends it: `timeout` would put it into another process group.
+# caller ends it: `timeout` would put it into another process group. CORE_NAMES: only these of its tests, which
+# CORE_PART, an end for the log's name, stands for.
 test-core: $(CORE_TESTS)
 	@printf '%s\n' $(CORE_TESTS) | xargs -P 2 -I TEST sh -c ' \
-	  $(if $(filter 0,$(LIMIT)),,timeout --kill-after=5 $(or $(LIMIT),300)) env $(WITHOUT_CAS) $(SANITIZER_ENV) $(WRAPPER) TEST >TEST.log 2>&1; status=$$?; cat TEST.log; \
+	  $(if $(filter 0,$(LIMIT)),,timeout --kill-after=5 $(or $(LIMIT),300)) env $(WITHOUT_CAS) $(SANITIZER_ENV) $(WRAPPER) TEST $(CORE_NAMES) >TEST$(CORE_PART).log 2>&1; status=$$?; \
+	  cat TEST$(CORE_PART).log; \
 	  case $$status in 0) exit ;; 124) echo "TEST hung, in the last test above" ;; *) echo "TEST ended with status $$status" ;; esac; false'
 
 # The store of examples/store, for the specs that run on it; and headers where they are once they are installed.

@@ -10,7 +10,8 @@
 #
 # A long spec file is run in parts, which lanes share: its line "-- Parts: WORD…" names them. FILE@WORD runs the specs
 # whose titles have that word, with `_` for a space, and none of the words before it; FILE@rest runs all others. The
-# word "stores" stands for the names of the stores that the file comes to: FILE@redis.
+# word "stores" stands for the names of the stores that the file comes to: FILE@redis. The words of a C test are names
+# of its tests.
 #
 # Files that measure how exact time-outs are, or how soon something is sent, run at the end, and no more of them at a
 # time than there are cores, for beside others they would measure the machine.
@@ -28,17 +29,21 @@ make=("${MAKE:-make}" --no-print-directory -s)
 seconds=${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}/seconds
 exact='(/.*_cost_spec\.lua(@.*)?|/with_spec\.lua|@gives_up)$'
 # What needs no server. HIERLOCK_REQUIRE says so if that is wrong.
-light='(@(embedded|sqlite|quorum)|/(check|command_completion|deadlock_random|error|finalizer|misuse|plan|quorum_tables|structure)_spec\.lua(@.*)?|/test_(cancel|core|embedded_directory|embedded_store|leases|misuse|sessions|unload))$'
+light='(@(embedded|sqlite|quorum)|/(check|command_completion|deadlock_random|error|finalizer|misuse|plan|quorum_tables|structure)_spec\.lua(@.*)?|/test_(cancel|core|embedded_directory|embedded_store|leases|misuse|memory@on_the_embedded_store|sessions|unload))$'
 # What takes longest begins first: the others go on beside it. Here, until a run has said what that is.
-long='/(test_memory|test_started|(attach|command_(doctor[a-z_]*|kill|leases|many|run)|command|exit|leases|loop|matrix|memcached|memory|mysql_leases|mysql_silence|mysql_trouble|postgresql_leases|postgresql_security|quorum|quorum_list|quorum_tables|redis|redis_cluster|redis_sentinel|rows[a-z_]*|scenarios|server|storm|update)_spec\.lua(@.*)?)$'
+long='/(test_memory(@.*)?|test_started|(attach|command_(doctor[a-z_]*|kill|leases|many|run)|command|exit|leases|loop|matrix|memcached|memory|mysql_leases|mysql_silence|mysql_trouble|postgresql_leases|postgresql_security|quorum|quorum_list|quorum_tables|redis|redis_cluster|redis_sentinel|rows[a-z_]*|scenarios|server|storm|update)_spec\.lua(@.*)?)$'
 
 # --- Parts of files ----------------------------------------------------------------------------
 
 mapfile -t stores < <(basename -s .lua spec/support/stores/*.lua)
 
+text_of() {                             # FILE: where it is written
+  if [[ $1 == *.lua ]]; then echo "$1"; else echo "spec/core/${1##*/}.c"; fi
+}
+
 words() {                               # FILE: the names of its parts, without "rest"
   local word
-  for word in $(sed -n 's/^-- Parts: //p' "$1"); do
+  for word in $(sed -nE 's/^(--| \*) Parts: //p' "$(text_of "$1")"); do
     [[ $word == stores ]] || { echo "$word"; continue; }
     if grep -q 'each_leasing_store(' "$1"; then
       printf '%s\n' "${stores[@]}"
@@ -64,12 +69,19 @@ filters() {                             # FILE@WORD: what busted is told
   done
 }
 
+names() {                               # FILE@WORD: the same for a C test
+  local word of=${1#*@}
+  [[ $1 == *@rest ]] || { echo "$of"; return; }
+  for word in $(words "${1%@*}"); do printf -- '-%s ' "$word"; done
+}
+
 in_parts() {                            # LUA:FILE…: one a line, each in its parts
   local item part
   for item; do
+    part=''
     [[ -e ${item#*:} ]] || { echo "$item"; continue; }
     for part in $(words "${item#*:}"); do echo "$item@$part"; done
-    if grep -q '^-- Parts: ' "${item#*:}"; then echo "$item@rest"; else echo "$item"; fi
+    if [[ ${part:-} ]]; then echo "$item@rest"; else echo "$item"; fi
   done
 }
 
@@ -130,7 +142,8 @@ ended() {                               # STATUS: how, and in which spec
 
 run_item() {                            # sets $status; the output is in $log
   local clock first file=${item#*:} command
-  command=("${make[@]}" test-core "CORE_TESTS=$file" LIMIT=0)
+  command=("${make[@]}" test-core "CORE_TESTS=${file%@*}" LIMIT=0)
+  if [[ $item != *.lua* && $file == *@* ]]; then command+=("CORE_PART=@${file#*@}" "CORE_NAMES=$(names "$file")"); fi
   if [[ $item == *.lua* ]]; then
     command=(bash -c "$(<"$work/spec-$(basename "${item%%:*}")") --output=gtest")
     # The specs of packaging follow what is installed and uninstalled.
