@@ -52,6 +52,12 @@ typedef struct hl__call {
   bool given_up HL__GUARDED_BY(hl__manager_mutex); /* its owner does not want the result */
 } hl__call;
 
+/* Whether others may have been in the way of a call that ended so. An import waits for none, and a
+   refresh has no plan. */
+static inline bool hl__call_is_refused(const hl__call *call, int status) {
+  return call->waiter.plan && !call->adopts && (status == HL_TIMEOUT || status == HL_DEADLOCK);
+}
+
 /* Fills in a call on a new lock or on a held one. `given`: the program's options, as
    hl__options_take has read them. */
 void hl__call_init(hl__call *call, hl_manager *manager, hl__call_kind kind, hl_lock *lock,

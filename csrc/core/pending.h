@@ -70,12 +70,6 @@ static inline bool hl__pending_is_foreign(const hl_pending *pending) {
   return pending->generation != hl__fork_generation();
 }
 
-/* Whether others may have been in the way of a call that ended so. An import waits for none, and a
-   refresh has no plan. */
-static inline bool hl__call_is_refused(const hl__call *call, int status) {
-  return call->waiter.plan && !call->adopts && (status == HL_TIMEOUT || status == HL_DEADLOCK);
-}
-
 /* A pending with a reference to the manager and a copy of the options. NULL: out of memory. */
 hl_pending *hl__pending_new(hl_manager *manager, hl__call_kind kind, hl_lock *lock,
                             const hl_options *given);
