@@ -155,7 +155,7 @@ describe("the command line", function()
   end)
 
   it("says so when what it writes cannot be written", function()
-    for _, arguments in ipairs { "explain u1", "provision", "verify", "graph",
+    for _, arguments in ipairs { "explain u1", "provision", "verify", "graph", "--help", "ps --help", "--version", "--completion bash",
                                  "provision --leases --dry-run postgresql://127.0.0.1:1/d" } do
       assert.equal("hierlock: cannot write: No space left on device\n=74\n", shell(arguments, ">/dev/full"), arguments)
     end

@@ -74,6 +74,24 @@ if jit then jit.off() end
 local argparse = need("argparse", "argparse")
 need("luv", "luv")
 local hierlock = own "hierlock"
+local terminal = own "hierlock.command.terminal"
+
+-- argparse writes --help and the like, and leaves with 0, whether or not they could be written.
+local unwritten
+local function write(...)
+  local _, err = terminal.write(...)
+  unwritten = unwritten or err
+end
+local exit = os.exit
+-- luacheck: push ignore 121 122
+function print(text) write(text, "\n") end
+io.write = write
+function os.exit(status, close)
+  if status ~= 0 or not unwritten then exit(status, close) end
+  io.stderr:write("hierlock: ", unwritten.message, "\n")
+  exit(OUTPUT, close)
+end
+-- luacheck: pop
 
 local parser = argparse("hierlock", "Hierarchical locks: runs commands under them, looks after their table on MySQL and MariaDB, lists leases and ends them.")
   :epilog "hierlock COMMAND --help tells more; so does hierlock(1)."
