@@ -186,11 +186,10 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
   hl__mysql_session *session = session_of(base);
   const hl__mysql_store *store = session->store;
   uint64_t affected[5];
-  unsigned statements = 3;
   hl__text t = {0};
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
-  hl__text_put(&t, HL__RECORD_LIMIT);
+  unsigned limits = hl__mysql_brief_begin(session, &t), statements = limits + 2;
   if (n > 1) {
     hl__text_put(&t, "DELETE d,r FROM (SELECT l.id FROM %s l", store->leases);
     put_held(&t, terms, n);
@@ -198,15 +197,15 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
                  " FOR UPDATE SKIP LOCKED) f STRAIGHT_JOIN %s d ON d.id=f.id "
                  "LEFT JOIN %s r ON r.id=d.id;COMMIT;",
                  store->leases, store->rows);
-    statements = 5;
+    statements += 2;
   }
   hl__text_put(&t, "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id", store->leases, store->rows);
   put_held(&t, terms, n);
   hl__text_put(&t, ";COMMIT");
   status = hl__mysql_whole(session, &t, statements, affected, deadline, error);
-  session->wait = 0;
+  hl__mysql_brief_end(session, status);
   /* The server counts the rows of both tables: it does not say how many of several were there. */
-  return status == HL_OK && (n > 1 || affected[1] == 0) ? HL__ABSENT : status;
+  return status == HL_OK && (n > 1 || affected[limits] == 0) ? HL__ABSENT : status;
 }
 
 /* A SELECT: 1 if the record locks just the request's rows. */

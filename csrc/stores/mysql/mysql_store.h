@@ -153,6 +153,8 @@ struct hl__mysql_session {
   bool in_transaction; /* after a lock statement: as the server says */
   int64_t checked;     /* the table was of InnoDB then; hl__boot_ms */
   int64_t wait;        /* the session's time limits on the server; ms */
+  bool brief;          /* but a wait for a lock ends after a second */
+  bool briefly;        /* between hl__mysql_brief_begin and hl__mysql_brief_end */
   uint64_t clock, dice;
   hl__shape shapes[HL__SHAPES_MAX];
   /* Parameters and results of the prepared statements, bound once. A client that binds again
@@ -346,6 +348,11 @@ int hl__mysql_ask(hl__mysql_session *session, hl__text *t, MYSQL_RES **result, h
    server does not execute the statements behind it. */
 int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
                        uint64_t *affected, hl_error *error);
+/* The commands between these two each wait for a lock for a second at most, which is the server's
+   least limit. The first goes before all else that is put into their text; it returns how many
+   statements it has put, as the session may have the limit still. status: of the commands. */
+unsigned hl__mysql_brief_begin(hl__mysql_session *session, hl__text *t);
+void hl__mysql_brief_end(hl__mysql_session *session, int status);
 /* Sends n statements; the answers are outstanding. HL_ENOMEM. Frees the text. */
 int hl__mysql_commands_send(hl__mysql_session *session, hl__text *t, unsigned n, hl_error *error);
 

@@ -12,7 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RECORD_WAIT_MS 1000 /* HL__RECORD_LIMIT's */
+/* A text that records a lease may wait for the gate's row, or for gaps where the record goes; one
+   that deletes or converts, for a record. Another recorder has these for a moment; a transaction of
+   hierlock.attach or of another program until it ends. So each statement waits a second at most
+   (hl__mysql_brief_begin), and the caller tries again. */
+#define RECORD_WAIT_MS 1000
 #define RECORD_MS 10000
 /* The most tries of a recording that the server undoes because of a deadlock. */
 #define TRIES_MAX 4
@@ -220,22 +224,23 @@ static void recall(hl__mysql_session *session, const hl_lease_terms *terms) {
     (void)hl__mysql_record_delete(session, terms, true, &deleted, NULL);
 }
 
-/* Tries once. The session's limits are unknown afterwards. */
+/* Tries once. */
 static int record_try(hl__mysql_session *session, const hl_request *request, bool kept,
                       hl_grant *grant, hl_error *error) {
   hl__text t = {0};
   uint64_t affected[7];
-  hl__text_put(&t, HL__RECORD_LIMIT "%s", kept ? "SAVEPOINT hierlock;" : "");
+  unsigned limits = hl__mysql_brief_begin(session, &t);
+  if (kept) hl__text_put(&t, "SAVEPOINT hierlock;");
   put_record(&t, session, request, grant->token);
   hl__text_put(&t, ";COMMIT");
   session->patience = hl__now_ms() + RECORD_MS;
   if (kept && request->deadline < session->patience)
     session->patience = request->deadline; /* else the keeper would end it */
   grant->sent_ms = hl__boot_ms();
-  int status = t.failed
-                   ? hl__error_memory(error)
-                   : hl__mysql_commands(session, t.data, t.used, kept ? 7 : 6, affected, error);
-  session->wait = 0;
+  int status =
+      t.failed ? hl__error_memory(error)
+               : hl__mysql_commands(session, t.data, t.used, limits + kept + 5, affected, error);
+  hl__mysql_brief_end(session, status);
   free(t.data);
   return status;
 }
@@ -371,8 +376,9 @@ static int record_convert(hl__mysql_session *session, const hl_request *request,
   const hl__mysql_store *store = session->store;
   uint64_t affected[3] = {0};
   hl__text t = {0};
-  hl__text_put(&t, HL__RECORD_LIMIT "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d",
-               store->leases, store->rows, !request->upgrade, request->upgrade);
+  unsigned limits = hl__mysql_brief_begin(session, &t);
+  hl__text_put(&t, "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d", store->leases,
+               store->rows, !request->upgrade, request->upgrade);
   if (request->upgrade) hl__text_put(&t, ",l.token=%llu", (unsigned long long)token);
   hl__mysql_put_id(&t, " WHERE l.id=", request->lease->id);
   /* A downgrade that the server reads late, behind an upgrade, changes nothing. */
@@ -383,10 +389,10 @@ static int record_convert(hl__mysql_session *session, const hl_request *request,
   hl__mysql_put_conflicts(&t, request->rows, request->n);
   hl__text_put(&t, ";COMMIT");
   session->patience = hl__now_ms() + RECORD_MS;
-  int status = hl__mysql_changes(session, &t, 3, affected, error);
-  session->wait = 0;
+  int status = hl__mysql_changes(session, &t, limits + 2, affected, error);
+  hl__mysql_brief_end(session, status);
   free(t.data);
-  *changed = status == HL_OK ? affected[1] : 0;
+  *changed = status == HL_OK ? affected[limits] : 0;
   return status;
 }
 

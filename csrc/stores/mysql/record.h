@@ -8,12 +8,6 @@
 
 /* The time for answers that are outstanding. */
 #define HL__SETTLE_MS 1000
-/* Goes first in a text that records a lease, or deletes many records. Such a text may wait for
-   the gate's row, for gaps where the record goes, or for one of the records. Another recorder
-   has these for a moment; a transaction of hierlock.attach or of another program until it ends.
-   So each statement waits a second at most (the server's least), and the caller tries again. The
-   session's limits are unknown afterwards. */
-#define HL__RECORD_LIMIT "SET SESSION innodb_lock_wait_timeout=1,lock_wait_timeout=1;"
 /* A time so many microseconds from now, in SQL: a format. */
 #define HL__END_AFTER "TIMESTAMPADD(MICROSECOND,%lld,UTC_TIMESTAMP(6))"
 static inline long long hl__mysql_us(int64_t ms) { return (long long)ms * 1000; }

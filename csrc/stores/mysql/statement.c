@@ -288,7 +288,10 @@ static int text_result(hl__mysql_session *session, unsigned sets, int64_t wait, 
   MYSQL *mysql = session->mysql;
   for (; sets > 0; sets--)
     if (mysql_next_result(mysql) != 0) return text_error(session, error);
-  if (wait) session->wait = wait;
+  if (wait) {
+    session->wait = wait;
+    session->brief = false;
+  }
   MYSQL_RES *result = mysql_store_result(mysql);
   if (!result) return text_error(session, error);
   MYSQL_ROW row;
@@ -376,7 +379,8 @@ int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl_
   int64_t left = p->nowait ? HL__TRY_MS : hl__left_ms(request->deadline) + 1;
   /* A try on MySQL has its own limit. On MariaDB the session's limit must only not end the
      NOWAIT: it may be left from a very short wait. */
-  bool same = session->wait >= left && (p->nowait || session->wait - left <= WAIT_SLACK_MS);
+  bool same = session->wait >= left &&
+              (p->nowait || (!session->brief && session->wait - left <= WAIT_SLACK_MS));
   if (p->nowait && session->dialect == HL_MYSQL) same = true;
   bool text_only = !session->begun || !same || p->tail;
   bool check = hl__mysql_check_is_due(session);

@@ -325,10 +325,27 @@ int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, 
    commands on MySQL. */
 #define COMMAND_MS 10000
 #define SELECT_MS 1000
+static bool limits_do(const hl__mysql_session *session) {
+  return session->wait >= (session->dialect == HL_MARIADB ? COMMAND_MS : SELECT_MS) &&
+         (session->briefly || !session->brief);
+}
+
+unsigned hl__mysql_brief_begin(hl__mysql_session *session, hl__text *t) {
+  session->briefly = true;
+  if (session->brief && limits_do(session)) return 0;
+  hl__text_put(t, "SET SESSION innodb_lock_wait_timeout=1,lock_wait_timeout=1;");
+  return 1;
+}
+
+void hl__mysql_brief_end(hl__mysql_session *session, int status) {
+  session->briefly = false;
+  session->brief = status == HL_OK;
+  if (status) session->wait = 0; /* not known */
+}
+
 static int commands_send(hl__mysql_session *session, const char *sql, size_t size, unsigned *n,
                          hl_error *error) {
-  int64_t least = session->dialect == HL_MARIADB ? COMMAND_MS : SELECT_MS;
-  if (session->wait >= least) return hl__mysql_send(session, sql, size, error);
+  if (limits_do(session)) return hl__mysql_send(session, sql, size, error);
   hl__text t = {0};
   char limits[160];
   (void)hl__mysql_limits(session, COMMAND_MS, limits, sizeof limits);
@@ -364,6 +381,7 @@ int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
   bool failed = mysql_read_query_result(mysql) != 0;
   if (!failed && sent > n) {
     session->wait = COMMAND_MS;
+    session->brief = false;
     failed = mysql_next_result(mysql) != 0;
   }
   for (unsigned i = 0; !failed; i++) {
