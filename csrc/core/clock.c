@@ -6,23 +6,23 @@
 
 #include <time.h>
 
-static int64_t clock_ms(clockid_t clock) {
+static int64_t clock_us(clockid_t clock) {
   struct timespec t;
   (void)clock_gettime(clock, &t);
-  return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+  return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
+
+static int64_t clock_ms(clockid_t clock) { return clock_us(clock) / 1000; }
 
 int64_t hl__now_ms(void) { return clock_ms(CLOCK_MONOTONIC); }
 
-int64_t hl__now_us(void) {
-  struct timespec t;
-  (void)clock_gettime(CLOCK_MONOTONIC, &t);
-  return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
-}
+int64_t hl__now_us(void) { return clock_us(CLOCK_MONOTONIC); }
 
 int64_t hl__boot_ms(void) { return clock_ms(CLOCK_BOOTTIME); }
 
 int64_t hl__unix_ms(void) { return clock_ms(CLOCK_REALTIME); }
+
+int64_t hl__unix_us(void) { return clock_us(CLOCK_REALTIME); }
 
 static int64_t left_at(int64_t now, int64_t deadline) {
   if (deadline == HL_FOREVER) return HL_FOREVER;

@@ -14,10 +14,11 @@ int64_t hl__now_ms(void);
 /* Microseconds of CLOCK_MONOTONIC, for measuring: 1000 times hl__now_ms. */
 int64_t hl__now_us(void);
 /* Milliseconds of CLOCK_BOOTTIME, which goes on while the machine sleeps, as the server's clock
-   does: for belief in locks only. Not comparable with hl__now_ms. Then milliseconds of Unix
-   time. */
+   does: for belief in locks only. Not comparable with hl__now_ms. Then milliseconds and
+   microseconds of Unix time. */
 int64_t hl__boot_ms(void);
 int64_t hl__unix_ms(void);
+int64_t hl__unix_us(void);
 
 /* Sums and differences saturate in these functions. A time from a store, a text or an option may be
    any number, and a clock may have begun just now. */

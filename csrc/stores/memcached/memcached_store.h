@@ -195,8 +195,8 @@ int hl__memcached_sleep(const hl__memcached_session *session, int64_t until);
 int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error);
 /* The token of a document that is not there. The first grant needs it, or the server has forgotten
-   everything: it is beyond all earlier tokens, as long as there were less than a thousand in a
-   millisecond. It is the time in us: the seconds are the server's, and what is left is the
+   everything: it is beyond all earlier tokens, as long as there was at most one in each
+   microsecond. It is the time in us: the seconds are the server's, and what is left is the
    client's, as the server may come back within a second. */
 int hl__memcached_token(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                         uint64_t *token, hl_error *error);

@@ -11,9 +11,9 @@
 #include <string.h>
 
 /* The client's clock is ahead of the server's time by less, and behind it by no more, where both
-   are right: ms. The server counts whole seconds from its start, perhaps a second too many. */
-#define AHEAD_MS 4000
-#define BEHIND_MS 3000
+   are right: us. The server counts whole seconds from its start, perhaps a second too many. */
+#define AHEAD_US 4000000
+#define BEHIND_US 3000000
 
 /* Judges the server by the line that tells its version, or by whether it compares and swaps. */
 static int server_judge(const hl__memcached_link *link, const char *line, const char *cas,
@@ -102,21 +102,20 @@ int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *lin
 int hl__memcached_token(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                         uint64_t *token, hl_error *error) {
   const char *line;
-  uint64_t seconds = 0;
+  unsigned long long seconds = 0;
   hl__memcached_addf(&link->out, "stats\r\n");
   for (;;) {
-    unsigned long long value;
     int status = hl__memcached_line(session, link, deadline, &line, error);
     if (status) return status;
-    if (sscanf(line, "STAT time %llu", &value) == 1) seconds = value;
+    (void)sscanf(line, "STAT time %llu", &seconds);
     if (strncmp(line, "STAT ", 5) != 0) break;
   }
   if (!seconds)
     return hl__error(error, HL_ESTORE, "memcached at %s:%u does not tell the time",
                      link->server->host, link->server->port);
-  int64_t ahead = hl__between_ms((int64_t)seconds * 1000, hl__unix_ms());
-  if (ahead < -BEHIND_MS) ahead = -BEHIND_MS;
-  if (ahead >= AHEAD_MS) ahead = AHEAD_MS - 1;
-  *token = (uint64_t)((int64_t)seconds * 1000 + ahead) * 1000;
+  int64_t ahead = hl__between_ms((int64_t)(seconds * 1000000), hl__unix_us());
+  if (ahead < -BEHIND_US) ahead = -BEHIND_US;
+  if (ahead >= AHEAD_US) ahead = AHEAD_US - 1;
+  *token = seconds * 1000000 + (uint64_t)ahead;
   return HL_OK;
 }
