@@ -391,12 +391,16 @@ says-what-comes:
 	@echo 'make test: gets what is missing, builds, starts servers, and runs $(words $(SPECS)) spec files and $(words $(CORE_TESTS)) C tests'
 
 # On further Luas: without the core's own tests, and without the specs that look at servers, at a store, or at the core
-# beside them, which no Lua reaches: what the binding passes on, others say.
-SERVER_SPECS := assumptions boot command_doctor% command_kill command_leases compatibility crowd deadlock% exit \
+# beside them, which no Lua reaches: what the binding passes on, others say. So embedded looks at the lock directory and
+# its queues (what handles are: stores, misuse, manager), and command_many at what servers answer for hundreds (what
+# `ps` makes of it: command_ps).
+SERVER_SPECS := assumptions boot command_doctor% command_kill command_leases command_many compatibility crowd deadlock% embedded exit \
                 matrix memcached memory mysql% postgresql% quorum% redis% server sqlite storm structure symfony% update \
                 waiting_trouble
-# And on the first of them alone: leases, and what is Lua above the binding.
-ONCE_SPECS := command command_% docs leases prometheus rows rows_%
+# And on the first of them alone: leases, and what is Lua above the binding. Lua 5.1 takes all of its language that LuaJIT
+# takes, and less: it yields nowhere that LuaJIT does not. So examples, interoperation and scenarios say nothing new on
+# LuaJIT beside loop and pending, which have each way to wait there.
+ONCE_SPECS := command command_% docs examples interoperation leases prometheus rows rows_% scenarios
 test-luas:
 	@$(MAKE) --no-print-directory test LUAS="$(LUAS)" CORE_TESTS= ONCE='$(ONCE_SPECS:%=spec/%_spec.lua)' \
 	  SPECS='$(filter-out $(SERVER_SPECS:%=spec/%_spec.lua),$(SPECS))'
