@@ -85,8 +85,7 @@ typedef struct attempt {
   int64_t ticket; /* 0: none yet */
   bool locked;    /* its byte */
   int64_t own;    /* of an upgrade: the number of the lease; else 0 */
-  int lost;       /* of an upgrade: HL_ELOST, and `why` */
-  hl_error why;
+  bool granted;
   bool barred; /* another transaction was in the way, for all the time there was */
   bool draws;  /* one is to be drawn, in a transaction that need not last */
   hl__sqlite_blocker blocker;
@@ -153,11 +152,12 @@ static int room_reserve(hl__sqlite_session *session) {
    way, and a ticket was drawn; or one is to be drawn: self->draws. A ticket
    need not outlive its process: that it is there is no reason to wait for the
    disk. */
-static int attempt_make(hl__sqlite_session *session, attempt *self, bool *granted) {
+static int attempt_make(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
+  attempt *self = context;
   const hl_request *request = self->request;
   bool there;
   int64_t number;
-  *granted = false;
+  self->draws = self->granted = false;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_STATE);
   int code = hl__sqlite_step(it);
   if (code != SQLITE_ROW) {
@@ -169,8 +169,8 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
   (void)sqlite3_reset(it);
   code = ticket_check(session, self, &there);
   if (code == SQLITE_OK && request->upgrade)
-    code = hl__sqlite_held(session, request->lease, &self->own, NULL, &self->lost, &self->why);
-  if (code == SQLITE_OK && self->lost) return code;
+    code = hl__sqlite_held(session, request->lease, &self->own, NULL, status, error);
+  if (code == SQLITE_OK && *status) return code;
   if (code == SQLITE_OK)
     code = blocker_find(session, request, there ? self->ticket : 0, self->own, waiters,
                         &self->blocker);
@@ -193,7 +193,7 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
   int64_t now = hl__boot_ms();
   if (code == SQLITE_OK && request->upgrade) {
     hl__sqlite_conversion upgrade = {.request = request, .number = number};
-    code = hl__sqlite_convert(session, &upgrade, &self->lost, &self->why);
+    code = hl__sqlite_convert(session, &upgrade, status, error);
     free(upgrade.rows.packed);
   } else if (code == SQLITE_OK) {
     code = hl__sqlite_record_add(session, request, number, now);
@@ -203,46 +203,24 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
   self->grant->sent_ms = now;
   self->grant->token = (uint64_t)number << 8;
   self->grant->place = (uint64_t)number;
-  *granted = true;
+  self->granted = true;
   return SQLITE_OK;
 }
 
-/* HL_OK: granted. HL_TIMEOUT: something is, or was, in the way. */
-static int attempt_once(hl__sqlite_session *session, attempt *self, int64_t deadline,
-                        hl_error *error) {
-  static const char doing[] = "record a lease";
-  for (bool again = false;; again = true) {
-    bool granted = false;
-    int status = hl__sqlite_begin(session, deadline, true, error);
-    self->barred = status == HL_TIMEOUT;
-    if (status) return status;
-    session->full = false;
-    int code = attempt_make(session, self, &granted);
-    if (code != SQLITE_OK) {
-      status = hl__sqlite_error(session, code, doing, error);
-      if (status == HL_TIMEOUT) status = HL_ESTORE;
-    } else if (self->lost) {
-      status = self->lost;
-      if (error) *error = self->why;
-    }
-    status = hl__sqlite_end(session, status, doing, error);
-    if (status == HL_OK) return granted ? HL_OK : HL_TIMEOUT;
-    self->grant->sent_ms = 0;
-    if (status != HL_ESTORE || !session->full || again) return status;
-  }
-}
-
-/* Like attempt_once. After HL_TIMEOUT there is a ticket, unless the request tries once, or the
-   blocker left meanwhile. */
+/* HL_OK: granted. HL_TIMEOUT: something is, or was, in the way. Then there is a ticket, unless the
+   request tries once, or the blocker left meanwhile. */
 static int attempt_run(hl__sqlite_session *session, attempt *self, int64_t deadline,
                        hl_error *error) {
-  int status = attempt_once(session, self, deadline, error);
-  if (status != HL_TIMEOUT || !self->draws) return status;
-  self->draws = false;
-  session->relax = true;
-  status = attempt_once(session, self, deadline, error);
+  int status;
+  do {
+    session->relax = self->draws;
+    self->draws = self->granted = false;
+    status = hl__sqlite_write(session, attempt_make, self, "record a lease", deadline, error);
+  } while (status == HL_OK && self->draws);
   session->relax = false;
-  return status;
+  self->barred = status == HL_TIMEOUT;
+  if (status) self->grant->sent_ms = 0;
+  return status == HL_OK && !self->granted ? HL_TIMEOUT : status;
 }
 
 /* ---------------------------------------------------------------- waiting */
@@ -323,6 +301,7 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request, hl_g
   attempt self = {.request = request, .grant = grant};
   int64_t deadline = request->try_once ? hl__answer_by(request->deadline) : request->deadline;
   int status;
+  session->cancellable = true;
   for (;;) {
     status = attempt_run(session, &self, deadline, error);
     if (status != HL_TIMEOUT || request->try_once) break;
@@ -336,6 +315,7 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request, hl_g
     status = wait_for_it(session, &self, deadline, error);
     if (status != HL_OK) break;
   }
+  session->cancellable = false;
   bool waited = self.ticket != 0;
   ticket_give(session, &self);
   /* Wake the sessions that waited only for us. After a grant they wait for the lease instead. */

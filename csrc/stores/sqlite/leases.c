@@ -312,6 +312,13 @@ static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
   return hl__sqlite_left(session->store, &end) > 0;
 }
 
+/* Deletes the record at which the statement stands; else only its rows. */
+static int record_delete_at(hl__sqlite_session *session, sqlite3_stmt *it, bool record) {
+  return hl__sqlite_record_delete(session, sqlite3_column_int64(it, HL__COLUMN_NUMBER),
+                                  sqlite3_column_blob(it, HL__COLUMN_ROWS),
+                                  (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS), record);
+}
+
 /* Calls fn for each record that matches, at `it`. fn's code, or SQLite's. */
 typedef int (*record_fn)(hl__sqlite_session *session, sqlite3_stmt *it, void *context);
 static int visit(hl__sqlite_session *session, const hl_lease_filter *filter, record_fn fn,
@@ -381,77 +388,50 @@ static int list(hl__sqlite_session *session, const hl_lease_filter *filter, hl_h
 
 /* --------------------------------------------------------------- sweeping */
 
-typedef struct numbers {
-  int64_t *list;
-  size_t n, capacity;
-} numbers;
-
-static int number_add(numbers *self, int64_t number) {
-  if (self->n == self->capacity) {
-    size_t capacity = self->capacity ? 2 * self->capacity : 64;
-    int64_t *grown = realloc(self->list, capacity * sizeof *grown);
-    if (!grown) return SQLITE_NOMEM;
-    self->list = grown;
-    self->capacity = capacity;
-  }
-  self->list[self->n++] = number;
-  return SQLITE_OK;
-}
-
 static bool is_old(const hl__sqlite_session *session, sqlite3_stmt *it) {
   hl__sqlite_end_time end;
   hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
   return hl__sqlite_over(session->store, &end) >= KEPT_MS;
 }
 
-static int sweep_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
-  const numbers *old = context;
-  int code = SQLITE_OK;
+/* Deletes old records, outside of a transaction none; *found: how many there were, as far as it
+   came. A statement may stand at a row that another one deletes or changes. */
+static int sweep_in(hl__sqlite_session *session, void *found, int *status, hl_error *error) {
+  int *n = found;
+  const bool looks = sqlite3_get_autocommit(session->db);
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST);
+  int code = SQLITE_ROW;
   (void)status, (void)error;
-  for (size_t i = 0; i < old->n && code == SQLITE_OK; i++) {
-    sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_LEASE, old->list[i]);
-    if (!it) return sqlite3_errcode(session->db);
+  for (*n = 0; code == SQLITE_ROW && *n < (looks ? 1 : SWEEP_MAX);) {
     code = hl__sqlite_step(it);
-    if (code == SQLITE_ROW && is_old(session, it))
-      code =
-          hl__sqlite_record_delete(session, old->list[i], sqlite3_column_blob(it, HL__COLUMN_ROWS),
-                                   (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS), true);
-    else if (code == SQLITE_ROW || code == SQLITE_DONE)
-      code = SQLITE_OK;
-    (void)sqlite3_reset(it);
+    if (code != SQLITE_ROW || !is_old(session, it)) continue;
+    ++*n;
+    int deleted = looks ? SQLITE_OK : record_delete_at(session, it, true);
+    if (deleted != SQLITE_OK) code = deleted;
   }
-  return code;
+  (void)sqlite3_reset(it);
+  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
 void hl__sqlite_sweep(hl__sqlite_session *session) {
   hl__sqlite_store *store = session->store;
   int64_t now = hl__now_ms();
   int_fast64_t due = atomic_load(&store->sweep);
-  numbers old = {NULL, 0, 0};
+  int found;
   if (now < due || !atomic_compare_exchange_strong(&store->sweep, &due, now + SWEEP_MS)) return;
   if (hl__sqlite_enter(session, NULL) != HL_OK) return;
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST);
-  int code = SQLITE_OK;
-  while (it && old.n < SWEEP_MAX && code == SQLITE_OK && hl__sqlite_step(it) == SQLITE_ROW)
-    if (is_old(session, it)) code = number_add(&old, sqlite3_column_int64(it, HL__COLUMN_NUMBER));
-  (void)sqlite3_reset(it);
+  (void)sweep_in(session, &found, NULL, NULL);
   hl__sqlite_leave();
-  if (old.n > 0) (void)hl__sqlite_write(session, sweep_in, &old, "sweep", now, NULL);
-  free(old.list);
+  if (found > 0) (void)hl__sqlite_write(session, sweep_in, &found, "sweep", now, NULL);
 }
 
 /* ------------------------------------------------------------ many, ended */
 
 typedef struct revocation {
   const hl_lease_filter *filter;
-  numbers found;
+  uint64_t count;
   hl__sqlite_rows rows; /* of all of them */
 } revocation;
-
-static int revoke_find(hl__sqlite_session *session, sqlite3_stmt *it, void *context) {
-  (void)session;
-  return number_add(context, sqlite3_column_int64(it, HL__COLUMN_NUMBER));
-}
 
 static int rows_append(hl__sqlite_rows *self, const void *rows, size_t size) {
   uint8_t *grown = realloc(self->packed, self->size + size + 1);
@@ -462,36 +442,29 @@ static int rows_append(hl__sqlite_rows *self, const void *rows, size_t size) {
   return SQLITE_OK;
 }
 
-static int revoke_one(hl__sqlite_session *session, revocation *self, int64_t number) {
-  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_LEASE, number);
-  if (!it) return sqlite3_errcode(session->db);
-  int code = hl__sqlite_step(it);
-  if (code == SQLITE_ROW) {
-    const void *rows = sqlite3_column_blob(it, HL__COLUMN_ROWS);
-    size_t size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS);
-    code = rows_append(&self->rows, rows, size);
-    if (code == SQLITE_OK) code = hl__sqlite_record_delete(session, number, rows, size, false);
-  }
-  (void)sqlite3_reset(it);
+static int revoke_one(hl__sqlite_session *session, sqlite3_stmt *record, void *context) {
+  revocation *self = context;
+  int code = rows_append(&self->rows, sqlite3_column_blob(record, HL__COLUMN_ROWS),
+                         (size_t)sqlite3_column_bytes(record, HL__COLUMN_ROWS));
+  if (code == SQLITE_OK) code = record_delete_at(session, record, false);
   if (code != SQLITE_OK) return code;
-  it = hl__sqlite_statement_of(session, HL__SQLITE_SET_REVOKED, number);
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_REVOKED,
+                                             sqlite3_column_int64(record, HL__COLUMN_NUMBER));
   if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_text(it, 2, self->filter->by, -1, SQLITE_STATIC);
   (void)sqlite3_bind_text(it, 3, self->filter->reason, -1, SQLITE_STATIC);
   code = hl__sqlite_run(session, HL__SQLITE_SET_REVOKED);
   (void)sqlite3_clear_bindings(it);
+  self->count++;
   return code;
 }
 
 static int revoke_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   revocation *self = context;
   (void)status, (void)error;
-  self->found.n = 0;
+  self->count = 0;
   self->rows.size = 0;
-  int code = visit(session, self->filter, revoke_find, &self->found);
-  for (size_t i = 0; i < self->found.n && code == SQLITE_OK; i++)
-    code = revoke_one(session, self, self->found.list[i]);
-  return code;
+  return visit(session, self->filter, revoke_one, self);
 }
 
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
@@ -504,10 +477,9 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t
   int status =
       hl__sqlite_write(session, revoke_in, &self, "revoke leases", at_least(deadline), error);
   if (status == HL_OK) {
-    *count += self.found.n;
+    *count += self.count;
     rows_ring(session, &self.rows);
   }
-  free(self.found.list);
   free(self.rows.packed);
   return status;
 }

@@ -147,7 +147,8 @@ struct hl__sqlite_session {
   atomic_bool interrupted;
   /* Commits need not survive a power failure: as the caller wants it; as the connection is set. */
   bool relax, relaxed;
-  bool full; /* the last write found no space */
+  bool full;        /* the last write found no space */
+  bool cancellable; /* an interruption ends the wait for the turn to write, too */
   /* On which it sleeps; NULL: it does not. Set by the session's thread. */
   hl__sqlite_futex *_Atomic asleep;
   /* For the session's numbers: the word that it beats, and its last beat. */
@@ -265,17 +266,11 @@ void hl__sqlite_interrupt(hl__sqlite_session *session);
 
 /* ---- turn.c */
 
-/* Begins a write transaction. The caller waits for its turn until the deadline. HL_OK: entered;
-   hl__sqlite_end follows. HL_TIMEOUT; HL_CANCELLED, where it may be; HL_ECONNECTION: the file is
-   another one now; HL_ESTORE. */
-int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline, bool cancellable,
-                     hl_error *error);
-/* Ends it: commits where status is HL_OK, else rolls back. Returns status; or
-   why it could not be committed. Leaves. */
-int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing, hl_error *error);
 /* Runs fn in a write transaction, and once more where there was no space for it: the log may be
    reused then. fn returns SQLite's code, and an outcome in *status. Where status is not HL_OK,
-   or the code not SQLITE_OK, nothing is changed. */
+   or the code not SQLITE_OK, nothing is changed. Waits for its turn until the deadline. HL_TIMEOUT;
+   HL_CANCELLED, where session->cancellable; HL_ECONNECTION: the file is another one now;
+   HL_ESTORE. */
 typedef int (*hl__sqlite_fn)(hl__sqlite_session *session, void *context, int *status,
                              hl_error *error);
 int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn, void *context,

@@ -88,7 +88,7 @@ static int try_begin(hl__sqlite_session *session, hl_error *error) {
 }
 
 static int stand_in_line(hl__sqlite_session *session, uint64_t number, int64_t deadline,
-                         bool cancellable, hl_error *error) {
+                         hl_error *error) {
   hl__sqlite_futex *futex = &session->side->turn;
   int status;
   atomic_store(&session->asleep, futex);
@@ -98,7 +98,7 @@ static int stand_in_line(hl__sqlite_session *session, uint64_t number, int64_t d
     bool first = !others(session, number);
     status = first ? try_begin(session, error) : HL_TIMEOUT;
     if (status != HL_TIMEOUT) break;
-    if (cancellable && atomic_load(&session->interrupted)) {
+    if (session->cancellable && atomic_load(&session->interrupted)) {
       status = HL_CANCELLED;
       break;
     }
@@ -114,15 +114,16 @@ static int stand_in_line(hl__sqlite_session *session, uint64_t number, int64_t d
   return status;
 }
 
-int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline, bool cancellable,
-                     hl_error *error) {
+/* Begins a write transaction. The caller waits for its turn until the deadline. HL_OK: entered;
+   write_end follows. */
+static int write_begin(hl__sqlite_session *session, int64_t deadline, hl_error *error) {
   hl__sqlite_side *side = session->side;
   int status = crowded(session) ? HL_TIMEOUT : try_begin(session, error);
   if (status != HL_TIMEOUT) return status;
   uint64_t number = atomic_fetch_add(&side->turns, 1u) % TURNS_END;
   bool locked = hl__sqlite_byte_lock(session, HL__SQLITE_TURNS, number);
   if (locked) (void)atomic_fetch_add(&side->turn_waiters, VERSION_ONE + 1);
-  status = stand_in_line(session, number, deadline, cancellable, error);
+  status = stand_in_line(session, number, deadline, error);
   if (locked) {
     (void)atomic_fetch_add(&side->turn_waiters, VERSION_ONE - 1);
     hl__sqlite_byte_unlock(session, HL__SQLITE_TURNS, number);
@@ -134,7 +135,9 @@ int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline, bool cancell
   return status;
 }
 
-int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing, hl_error *error) {
+/* Ends it: commits where status is HL_OK, else rolls back. Returns status; or why it could not be
+   committed. Leaves. */
+static int write_end(hl__sqlite_session *session, int status, const char *doing, hl_error *error) {
   if (status == HL_OK) {
     int code = hl__sqlite_run(session, HL__SQLITE_COMMIT);
     if (code != SQLITE_OK) {
@@ -156,7 +159,7 @@ int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing, h
 int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn, void *context,
                      const char *doing, int64_t deadline, hl_error *error) {
   for (bool again = false;; again = true) {
-    int status = hl__sqlite_begin(session, deadline, false, error);
+    int status = write_begin(session, deadline, error);
     if (status) return status;
     session->full = false;
     int code = fn(session, context, &status, error);
@@ -164,7 +167,7 @@ int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn, void *contex
       status = hl__sqlite_error(session, code, doing, error);
       if (status == HL_TIMEOUT) status = HL_ESTORE;
     }
-    status = hl__sqlite_end(session, status, doing, error);
+    status = write_end(session, status, doing, error);
     if (status != HL_ESTORE || !session->full || again) return status;
   }
 }
