@@ -37,13 +37,11 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
   for (;;) {
     hl__sqlite_end_time end;
     sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_BLOCKER, hl__sqlite_key(row));
-    if (!it) return sqlite3_errcode(session->db);
     (void)sqlite3_bind_int(it, 2, row->mode == HL_SHARED);
     (void)sqlite3_bind_int64(it, 3, own);
-    int code = hl__sqlite_step(it);
+    int code = hl__sqlite_step(session, it);
     if (code == SQLITE_ROW) {
-      int64_t number = sqlite3_column_int64(it, 0);
-      hl__sqlite_column_end(it, 1, &end);
+      hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
       int64_t left = hl__sqlite_left(session->store, &end);
       if (left > 0) {
         *blocker = (hl__sqlite_blocker){hl__sqlite_key(row), 0, left};
@@ -51,8 +49,7 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
         code = SQLITE_EMPTY;
       } else {
         int changes = sqlite3_total_changes(session->db);
-        code = hl__sqlite_record_delete(session, number, sqlite3_column_blob(it, 4),
-                                        (size_t)sqlite3_column_bytes(it, 4), true);
+        code = hl__sqlite_record_delete(session, it, true);
         (void)sqlite3_reset(it);
         if (code != SQLITE_OK) return code;
         /* The loop would meet the lease for ever. */
@@ -98,20 +95,19 @@ static int number_next(hl__sqlite_session *session, int64_t last, bool ticket, i
   int64_t now = hl__unix_ms() * 1000;
   *number = now > last ? now : last + 1;
   if (ticket) *number = hl__sqlite_beat_free(session, *number);
-  return hl__sqlite_run_of(session, HL__SQLITE_COUNT, *number);
+  return hl__sqlite_run(session, hl__sqlite_statement_of(session, HL__SQLITE_COUNT, *number));
 }
 
 /* The ticket is there no more: a request took it for dead, or passed it, or it
  * was never committed. */
 static int ticket_check(hl__sqlite_session *session, attempt *self, bool *there) {
-  *there = false;
-  if (!self->ticket) return SQLITE_OK;
-  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_WAITER, self->ticket);
-  if (!it) return sqlite3_errcode(session->db);
-  int code = hl__sqlite_step(it);
-  *there = code == SQLITE_ROW;
-  (void)sqlite3_reset(it);
-  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+  int64_t ticket = 0;
+  int code = SQLITE_OK;
+  if (self->ticket)
+    code = hl__sqlite_ask(
+        session, hl__sqlite_statement_of(session, HL__SQLITE_GET_WAITER, self->ticket), &ticket);
+  *there = ticket != 0;
+  return code;
 }
 
 static void ticket_give(hl__sqlite_session *session, attempt *self) {
@@ -136,16 +132,22 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self, int64_t last)
    not be written to its place, nor begin anew, and on a full disk no lease could be given back
    any more. SQLITE_FULL: there is no space. */
 static int room_reserve(hl__sqlite_session *session) {
-  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_PAGES);
-  int code = hl__sqlite_step(it);
-  sqlite3_int64 size = code == SQLITE_ROW ? sqlite3_column_int64(it, 0) : 0;
-  (void)sqlite3_reset(it);
-  if (code != SQLITE_ROW) return code == SQLITE_DONE ? SQLITE_ERROR : code;
-  size = size * session->page_size + HL__SQLITE_CHUNK / 4;
+  int64_t pages;
+  int code = hl__sqlite_ask(session, hl__sqlite_statement(session, HL__SQLITE_PAGES), &pages);
+  if (code != SQLITE_OK) return code;
+  sqlite3_int64 size = pages * session->page_size + HL__SQLITE_CHUNK / 4;
   if (session->file_size >= size) return SQLITE_OK;
   return sqlite3_file_control(session->db, "main", SQLITE_FCNTL_SIZE_HINT, &size) == SQLITE_OK
              ? SQLITE_OK
              : SQLITE_FULL;
+}
+
+/* The lease that is upgraded. */
+static int own_find(hl__sqlite_session *session, attempt *self, int *status, hl_error *error) {
+  sqlite3_stmt *it;
+  int code = hl__sqlite_find_held(session, self->request->lease, &it, status, error);
+  if (code == SQLITE_ROW) self->own = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+  return hl__sqlite_reset(it, code);
 }
 
 /* In a write transaction, which is committed. Not granted: something is in the
@@ -159,7 +161,7 @@ static int attempt_make(hl__sqlite_session *session, void *context, int *status,
   int64_t number;
   self->draws = self->granted = false;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_STATE);
-  int code = hl__sqlite_step(it);
+  int code = hl__sqlite_step(session, it);
   if (code != SQLITE_ROW) {
     (void)sqlite3_reset(it);
     return code == SQLITE_DONE ? SQLITE_CORRUPT : code;
@@ -168,8 +170,7 @@ static int attempt_make(hl__sqlite_session *session, void *context, int *status,
   bool waiters = sqlite3_column_int(it, 1) != 0;
   (void)sqlite3_reset(it);
   code = ticket_check(session, self, &there);
-  if (code == SQLITE_OK && request->upgrade)
-    code = hl__sqlite_held(session, request->lease, &self->own, NULL, status, error);
+  if (code == SQLITE_OK && request->upgrade) code = own_find(session, self, status, error);
   if (code == SQLITE_OK && *status) return code;
   if (code == SQLITE_OK)
     code = blocker_find(session, request, there ? self->ticket : 0, self->own, waiters,
@@ -180,21 +181,13 @@ static int attempt_make(hl__sqlite_session *session, void *context, int *status,
   self->draws = draws && session->store->lasts && !session->relax;
   if (draws && !self->draws) return ticket_draw(session, self, last);
   if (found || session->relax) return SQLITE_OK; /* a grant has to last */
-  if (there) {
-    uint8_t *packed = sqlite3_malloc64(request->n * HL__SQLITE_ROW_SIZE);
-    if (!packed) return SQLITE_NOMEM;
-    hl__sqlite_rows_pack(request->rows, request->n, packed);
-    code =
-        hl__sqlite_ticket_delete(session, self->ticket, packed, request->n * HL__SQLITE_ROW_SIZE);
-    sqlite3_free(packed);
-  }
+  if (there) code = hl__sqlite_ticket_delete(session, self->ticket);
   if (code == SQLITE_OK) code = number_next(session, last, false, &number);
   /* The time counts from here: no waiter has seen the record yet. */
   int64_t now = hl__boot_ms();
   if (code == SQLITE_OK && request->upgrade) {
     hl__sqlite_conversion upgrade = {.request = request, .number = number};
     code = hl__sqlite_convert(session, &upgrade, status, error);
-    free(upgrade.rows.packed);
   } else if (code == SQLITE_OK) {
     code = hl__sqlite_record_add(session, request, number, now);
   }

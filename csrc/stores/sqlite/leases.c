@@ -42,15 +42,6 @@ static int read_begin(hl__sqlite_session *session, hl_error *error) {
   return hl__sqlite_moved_error(session, error);
 }
 
-/* Wakes those who wait for any of the rows. */
-static void rows_ring(const hl__sqlite_session *session, const hl__sqlite_rows *rows) {
-  for (size_t i = 0; i < rows->size / HL__SQLITE_ROW_SIZE; i++) {
-    bool exclusive;
-    int64_t key = hl__sqlite_rows_at(rows->packed, i, &exclusive);
-    hl__sqlite_wake(hl__sqlite_futex_of(session, key));
-  }
-}
-
 /* An operation on a record. */
 typedef struct operation {
   const hl_lease_terms *terms;
@@ -59,7 +50,6 @@ typedef struct operation {
   int64_t sent_ms;
   const hl_request *request; /* adopt */
   hl_grant *grant;           /* adopt */
-  hl__sqlite_rows rows;      /* the record's, whose waiters are to be woken; or none */
 } operation;
 
 static int end_set(hl__sqlite_session *session, operation *self) {
@@ -67,9 +57,8 @@ static int end_set(hl__sqlite_session *session, operation *self) {
   self->sent_ms = hl__boot_ms();
   hl__sqlite_until(session->store, self->sent_ms, self->ttl, &end);
   sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_END, self->number);
-  if (!it) return sqlite3_errcode(session->db);
   hl__sqlite_bind_end(it, 2, &end);
-  return hl__sqlite_run(session, HL__SQLITE_SET_END);
+  return hl__sqlite_run(session, it);
 }
 
 static int refresh_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
@@ -81,25 +70,19 @@ static int refresh_in(hl__sqlite_session *session, void *context, int *status, h
     hl__sqlite_column_end(it, HL__COLUMN_BOOT, &before);
     self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
     /* The waiters for its end must hear that it is sooner. */
-    code = SQLITE_OK;
-    if (self->ttl < hl__sqlite_left(session->store, &before))
-      code = hl__sqlite_rows_keep(it, &self->rows);
-    (void)sqlite3_reset(it);
-    return code == SQLITE_OK ? end_set(session, self) : code;
+    bool sooner = self->ttl < hl__sqlite_left(session->store, &before);
+    code = sooner ? hl__sqlite_rows_free(session, it) : SQLITE_OK;
+    if (code == SQLITE_OK) code = end_set(session, self);
   }
-  (void)sqlite3_reset(it);
-  return code == SQLITE_DONE ? SQLITE_OK : code;
+  return hl__sqlite_reset(it, code);
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
                          int64_t deadline, int64_t *sent_ms, hl_error *error) {
-  hl__sqlite_session *session = session_of(base);
   operation self = {.terms = terms, .ttl = ttl};
-  int status =
-      hl__sqlite_write(session, refresh_in, &self, "refresh a lease", at_least(deadline), error);
+  int status = hl__sqlite_write(session_of(base), refresh_in, &self, "refresh a lease",
+                                at_least(deadline), error);
   if (status == HL_OK) *sent_ms = self.sent_ms;
-  if (status == HL_OK) rows_ring(session, &self.rows);
-  free(self.rows.packed);
   return status;
 }
 
@@ -124,27 +107,24 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
 }
 
 static int drop_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
-  operation *self = context;
-  hl_lease_terms terms = *self->terms;
-  terms.token = 0; /* one whose upgrade the file has not goes, too */
-  int code = hl__sqlite_held(session, &terms, &self->number, &self->rows, status, error);
-  if (code != SQLITE_OK || *status) return code;
-  return hl__sqlite_record_delete(session, self->number, self->rows.packed, self->rows.size, true);
+  hl_lease_terms *terms = context;
+  sqlite3_stmt *it;
+  terms->token = 0; /* one whose upgrade the file has not goes, too */
+  int code = hl__sqlite_find_held(session, terms, &it, status, error);
+  if (code == SQLITE_ROW) code = hl__sqlite_rows_free(session, it);
+  if (code == SQLITE_OK) code = hl__sqlite_record_delete(session, it, true);
+  return hl__sqlite_reset(it, code);
 }
 
 static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
                       hl_error *error) {
-  hl__sqlite_session *session = session_of(base);
-  operation self = {.terms = terms};
-  int status = hl__sqlite_write(session, drop_in, &self, "release a lease",
-                                confirm ? at_least(deadline) : deadline, error);
-  if (status == HL_OK) rows_ring(session, &self.rows);
-  free(self.rows.packed);
-  return status;
+  hl_lease_terms own = *terms;
+  return hl__sqlite_write(session_of(base), drop_in, &own, "release a lease",
+                          confirm ? at_least(deadline) : deadline, error);
 }
 
 typedef struct several {
-  operation *each;
+  const hl_lease_terms *terms;
   size_t n;
   bool absent; /* some were not there */
 } several;
@@ -156,8 +136,9 @@ static int drop_all_in(hl__sqlite_session *session, void *context, int *status, 
   (void)status;
   self->absent = false;
   for (size_t i = 0; i < self->n && code == SQLITE_OK; i++) {
+    hl_lease_terms terms = self->terms[i];
     int found = HL_OK;
-    code = drop_in(session, &self->each[i], &found, error);
+    code = drop_in(session, &terms, &found, error);
     self->absent = self->absent || found != HL_OK;
   }
   return code;
@@ -165,17 +146,9 @@ static int drop_all_in(hl__sqlite_session *session, void *context, int *status, 
 
 static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
                           hl_error *error) {
-  hl__sqlite_session *session = session_of(base);
-  several self = {.each = calloc(n, sizeof *self.each), .n = n};
-  if (!self.each) return hl__error_memory(error);
-  for (size_t i = 0; i < n; i++) self.each[i].terms = &terms[i];
-  int status =
-      hl__sqlite_write(session, drop_all_in, &self, "release leases", at_least(deadline), error);
-  for (size_t i = 0; i < n; i++) {
-    if (status == HL_OK) rows_ring(session, &self.each[i].rows);
-    free(self.each[i].rows.packed);
-  }
-  free(self.each);
+  several self = {terms, n, false};
+  int status = hl__sqlite_write(session_of(base), drop_all_in, &self, "release leases",
+                                at_least(deadline), error);
   return status == HL_OK && self.absent ? HL__ABSENT : status;
 }
 
@@ -217,21 +190,17 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
     }
     *status = hl__sqlite_judge(it, code, &record, error);
   }
-  (void)sqlite3_reset(it);
-  if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
-  if (*status) return SQLITE_OK;
+  code = hl__sqlite_reset(it, code);
+  if (code != SQLITE_OK || *status) return code;
   self->sent_ms = hl__boot_ms();
   hl__sqlite_until(session->store, self->sent_ms, terms->ttl, &end);
   it = hl__sqlite_statement_of(session, HL__SQLITE_SET_HOLDER, self->number);
-  if (!it) return sqlite3_errcode(session->db);
   hl__sqlite_bind_end(it, 2, &end);
   (void)sqlite3_bind_blob(it, 5, terms->holder, 16, SQLITE_STATIC);
   (void)sqlite3_bind_text(it, 6, config->application, -1, SQLITE_STATIC);
   (void)sqlite3_bind_text(it, 7, config->host, -1, SQLITE_STATIC);
   (void)sqlite3_bind_int64(it, 8, config->pid);
-  code = hl__sqlite_run(session, HL__SQLITE_SET_HOLDER);
-  (void)sqlite3_clear_bindings(it);
-  return code;
+  return hl__sqlite_run(session, it);
 }
 
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
@@ -253,11 +222,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   hl__sqlite_conversion self = {.request = request};
   int status = hl__sqlite_write(session, hl__sqlite_convert, &self, "share a lease",
                                 hl__answer_by(request->deadline), error);
-  if (status == HL_OK) {
-    grant->place = (uint64_t)self.number;
-    rows_ring(session, &self.rows);
-  }
-  free(self.rows.packed);
+  if (status == HL_OK) grant->place = (uint64_t)self.number;
   return status;
 }
 
@@ -312,13 +277,6 @@ static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
   return hl__sqlite_left(session->store, &end) > 0;
 }
 
-/* Deletes the record at which the statement stands; else only its rows. */
-static int record_delete_at(hl__sqlite_session *session, sqlite3_stmt *it, bool record) {
-  return hl__sqlite_record_delete(session, sqlite3_column_int64(it, HL__COLUMN_NUMBER),
-                                  sqlite3_column_blob(it, HL__COLUMN_ROWS),
-                                  (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS), record);
-}
-
 /* Calls fn for each record that matches, at `it`. fn's code, or SQLite's. */
 typedef int (*record_fn)(hl__sqlite_session *session, sqlite3_stmt *it, void *context);
 static int visit(hl__sqlite_session *session, const hl_lease_filter *filter, record_fn fn,
@@ -327,15 +285,13 @@ static int visit(hl__sqlite_session *session, const hl_lease_filter *filter, rec
   for (size_t i = 0; code == SQLITE_OK && i < (filter->n ? filter->n : 1); i++) {
     sqlite3_stmt *it =
         hl__sqlite_statement(session, filter->n ? HL__SQLITE_LIST_AT : HL__SQLITE_LIST);
-    if (!it) return sqlite3_errcode(session->db);
     if (filter->n) {
       (void)sqlite3_bind_int64(it, 1, hl__sqlite_key(&filter->rows[i]));
       (void)sqlite3_bind_int(it, 2, filter->rows[i].mode == HL_SHARED);
     }
-    while (code == SQLITE_OK && (code = hl__sqlite_step(it)) == SQLITE_ROW)
+    while (code == SQLITE_OK && (code = hl__sqlite_step(session, it)) == SQLITE_ROW)
       code = matches(session, it, filter, i) ? fn(session, it, context) : SQLITE_OK;
-    if (code == SQLITE_DONE) code = SQLITE_OK;
-    (void)sqlite3_reset(it);
+    code = hl__sqlite_reset(it, code);
   }
   return code;
 }
@@ -403,14 +359,13 @@ static int sweep_in(hl__sqlite_session *session, void *found, int *status, hl_er
   int code = SQLITE_ROW;
   (void)status, (void)error;
   for (*n = 0; code == SQLITE_ROW && *n < (looks ? 1 : SWEEP_MAX);) {
-    code = hl__sqlite_step(it);
+    code = hl__sqlite_step(session, it);
     if (code != SQLITE_ROW || !is_old(session, it)) continue;
     ++*n;
-    int deleted = looks ? SQLITE_OK : record_delete_at(session, it, true);
+    int deleted = looks ? SQLITE_OK : hl__sqlite_record_delete(session, it, true);
     if (deleted != SQLITE_OK) code = deleted;
   }
-  (void)sqlite3_reset(it);
-  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+  return hl__sqlite_reset(it, code);
 }
 
 void hl__sqlite_sweep(hl__sqlite_session *session) {
@@ -430,31 +385,18 @@ void hl__sqlite_sweep(hl__sqlite_session *session) {
 typedef struct revocation {
   const hl_lease_filter *filter;
   uint64_t count;
-  hl__sqlite_rows rows; /* of all of them */
 } revocation;
-
-static int rows_append(hl__sqlite_rows *self, const void *rows, size_t size) {
-  uint8_t *grown = realloc(self->packed, self->size + size + 1);
-  if (!grown) return SQLITE_NOMEM;
-  self->packed = grown;
-  if (size > 0) memcpy(grown + self->size, rows, size);
-  self->size += size;
-  return SQLITE_OK;
-}
 
 static int revoke_one(hl__sqlite_session *session, sqlite3_stmt *record, void *context) {
   revocation *self = context;
-  int code = rows_append(&self->rows, sqlite3_column_blob(record, HL__COLUMN_ROWS),
-                         (size_t)sqlite3_column_bytes(record, HL__COLUMN_ROWS));
-  if (code == SQLITE_OK) code = record_delete_at(session, record, false);
+  int code = hl__sqlite_rows_free(session, record);
+  if (code == SQLITE_OK) code = hl__sqlite_record_delete(session, record, false);
   if (code != SQLITE_OK) return code;
   sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_REVOKED,
                                              sqlite3_column_int64(record, HL__COLUMN_NUMBER));
-  if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_text(it, 2, self->filter->by, -1, SQLITE_STATIC);
   (void)sqlite3_bind_text(it, 3, self->filter->reason, -1, SQLITE_STATIC);
-  code = hl__sqlite_run(session, HL__SQLITE_SET_REVOKED);
-  (void)sqlite3_clear_bindings(it);
+  code = hl__sqlite_run(session, it);
   self->count++;
   return code;
 }
@@ -463,24 +405,18 @@ static int revoke_in(hl__sqlite_session *session, void *context, int *status, hl
   revocation *self = context;
   (void)status, (void)error;
   self->count = 0;
-  self->rows.size = 0;
   return visit(session, self->filter, revoke_one, self);
 }
 
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
                         uint64_t *count, hl_error *error) {
-  hl__sqlite_session *session = session_of(base);
   /* Include expired leases: as long as the record is there they may be refreshed. */
   hl_lease_filter all = *filter;
   all.over = true;
   revocation self = {.filter = &all};
-  int status =
-      hl__sqlite_write(session, revoke_in, &self, "revoke leases", at_least(deadline), error);
-  if (status == HL_OK) {
-    *count += self.count;
-    rows_ring(session, &self.rows);
-  }
-  free(self.rows.packed);
+  int status = hl__sqlite_write(session_of(base), revoke_in, &self, "revoke leases",
+                                at_least(deadline), error);
+  if (status == HL_OK) *count += self.count;
   return status;
 }
 
@@ -496,7 +432,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
 static int raise_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   const int64_t *least = context;
   (void)status, (void)error;
-  return hl__sqlite_run_of(session, HL__SQLITE_RAISE, *least);
+  return hl__sqlite_run(session, hl__sqlite_statement_of(session, HL__SQLITE_RAISE, *least));
 }
 
 /* The next number is beyond it, whatever the clock shows. The raise lasts as a grant does: with
@@ -525,7 +461,7 @@ int hl__sqlite_holders(hl__sqlite_session *session, const hl_lease_filter *filte
   if (status) return status;
   int code;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST_WAITERS);
-  while ((code = hl__sqlite_step(it)) == SQLITE_ROW) {
+  while ((code = hl__sqlite_step(session, it)) == SQLITE_ROW) {
     hl_holder holder;
     if (!hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS,
                                  (uint64_t)sqlite3_column_int64(it, W_TICKET), 1, NULL) ||

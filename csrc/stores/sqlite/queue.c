@@ -9,9 +9,6 @@
  */
 #include "sqlite_store.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* So many tickets are looked at by one who draws one. */
 #define SWEEP 16
 
@@ -19,38 +16,21 @@ static bool is_alive(const hl__sqlite_session *session, int64_t ticket) {
   return hl__sqlite_is_alive(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
 }
 
-/* A dead one. */
+/* Deletes a dead one that was met at a row; the row, too, where it belongs to no ticket: not what
+   we write. */
 static int ticket_clear(hl__sqlite_session *session, int64_t ticket, int64_t key, bool exclusive) {
-  uint8_t none[HL__SQLITE_ROW_SIZE];
-  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_WAITER, ticket);
-  if (!it) return sqlite3_errcode(session->db);
-  int code = hl__sqlite_step(it);
-  if (code == SQLITE_ROW) {
-    code = hl__sqlite_ticket_delete(session, ticket, sqlite3_column_blob(it, 0),
-                                    (size_t)sqlite3_column_bytes(it, 0));
-  } else if (code == SQLITE_DONE) {
-    code = SQLITE_OK;
-  }
-  (void)sqlite3_reset(it);
+  int code = hl__sqlite_ticket_delete(session, ticket);
   if (code != SQLITE_OK) return code;
-  /* The row that was met, also where it belongs to no ticket: not what we
-   * write. */
-  for (int byte = 0; byte < 8; byte++) none[byte] = (uint8_t)((uint64_t)key >> 8 * byte);
-  none[8] = exclusive;
-  return hl__sqlite_ticket_delete(session, ticket, none, sizeof none);
+  return hl__sqlite_row_run(session, HL__SQLITE_DELETE_WAIT, key, exclusive, ticket);
 }
 
 /* Finds a ticket before `before` at a row. *ticket: 0, no ticket. */
 static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive, int64_t before,
                       int64_t *ticket) {
   sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_EARLIER, key);
-  if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_int(it, 2, exclusive);
   (void)sqlite3_bind_int64(it, 3, before ? before : INT64_MAX);
-  int code = hl__sqlite_step(it);
-  *ticket = code == SQLITE_ROW ? sqlite3_column_int64(it, 0) : 0;
-  (void)sqlite3_reset(it);
-  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+  return hl__sqlite_ask(session, it, ticket);
 }
 
 int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
@@ -86,12 +66,12 @@ int hl__sqlite_tickets_sweep(hl__sqlite_session *session) {
   int64_t dead[SWEEP];
   int n = 0, code = SQLITE_OK;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST_WAITERS);
-  if (!it) return sqlite3_errcode(session->db);
-  for (int i = 0; i < SWEEP && hl__sqlite_step(it) == SQLITE_ROW; i++) {
+  for (int i = 0; i < SWEEP && hl__sqlite_step(session, it) == SQLITE_ROW; i++) {
     int64_t ticket = sqlite3_column_int64(it, 0);
     if (!is_alive(session, ticket)) dead[n++] = ticket;
   }
   (void)sqlite3_reset(it);
-  for (int i = 0; i < n && code == SQLITE_OK; i++) code = ticket_clear(session, dead[i], 0, false);
+  for (int i = 0; i < n && code == SQLITE_OK; i++)
+    code = hl__sqlite_ticket_delete(session, dead[i]);
   return code;
 }

@@ -70,31 +70,40 @@ void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out, size
 
 /* -------------------------------------------------------------- recording */
 
-/* Adds or deletes a row of a number. SQLite's code. */
-static int row_run(hl__sqlite_session *session, hl__sqlite_number statement, int64_t key,
-                   bool exclusive, int64_t number) {
+int hl__sqlite_row_run(hl__sqlite_session *session, hl__sqlite_number statement, int64_t key,
+                       bool exclusive, int64_t number) {
   sqlite3_stmt *it = hl__sqlite_statement_of(session, statement, key);
-  if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_int(it, 2, exclusive);
   (void)sqlite3_bind_int64(it, 3, number);
-  return hl__sqlite_run(session, statement);
+  return hl__sqlite_run(session, it);
 }
 
 static int rows_add(hl__sqlite_session *session, hl__sqlite_number statement, const hl_row *rows,
                     size_t n, int64_t number) {
   int code = SQLITE_OK;
   for (size_t i = 0; i < n && code == SQLITE_OK; i++)
-    code = row_run(session, statement, hl__sqlite_key(&rows[i]), rows[i].mode != HL_SHARED, number);
+    code = hl__sqlite_row_run(session, statement, hl__sqlite_key(&rows[i]),
+                              rows[i].mode != HL_SHARED, number);
   return code;
 }
 
-static int rows_delete(hl__sqlite_session *session, hl__sqlite_number statement,
-                       const uint8_t *packed, size_t size, int64_t number) {
+/* The packed rows in that column, where a statement stands; *size: bytes. */
+static const void *rows_of(sqlite3_stmt *at, int column, size_t *size) {
+  const void *rows = sqlite3_column_blob(at, column);
+  *size = rows ? (size_t)sqlite3_column_bytes(at, column) : 0;
+  return rows;
+}
+
+/* Deletes these rows of the number in the first column. */
+static int rows_delete(hl__sqlite_session *session, hl__sqlite_number statement, sqlite3_stmt *at,
+                       int column) {
   int code = SQLITE_OK;
+  size_t size;
+  const uint8_t *packed = rows_of(at, column, &size);
   for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE && code == SQLITE_OK; i++) {
     bool exclusive;
     int64_t key = hl__sqlite_rows_at(packed, i, &exclusive);
-    code = row_run(session, statement, key, exclusive, number);
+    code = hl__sqlite_row_run(session, statement, key, exclusive, sqlite3_column_int64(at, 0));
   }
   return code;
 }
@@ -107,98 +116,83 @@ static void bind_bytes(sqlite3_stmt *it, int number, const uint8_t bytes[16]) {
   (void)sqlite3_bind_blob(it, number, bytes, 16, SQLITE_STATIC);
 }
 
-/* The code of sqlite3_bind_blob64. */
+/* SQLite's code. */
 static int bind_rows(sqlite3_stmt *it, int number, const hl_row *rows, size_t n) {
   size_t size = n * HL__SQLITE_ROW_SIZE;
+  if (!it) return SQLITE_OK; /* running it says why */
   uint8_t *packed = sqlite3_malloc64(size);
   if (!packed) return SQLITE_NOMEM;
   hl__sqlite_rows_pack(rows, n, packed);
   return sqlite3_bind_blob64(it, number, packed, size, sqlite3_free);
 }
 
-int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request, int64_t number,
-                          int64_t now) {
-  const hl_lease_terms *terms = request->lease;
+/* Who asks for what, from the second value on: in records and tickets. As bind_rows. */
+static int bind_request(hl__sqlite_session *session, sqlite3_stmt *it, const hl_request *request) {
   const hl_store_config *config = session->store->config;
-  hl__sqlite_end_time end;
-  char label[128];
-  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_ADD_LEASE, number);
-  if (!it) return sqlite3_errcode(session->db);
-  hl__sqlite_until(session->store, now, terms->ttl, &end);
-  (void)hl__escape(label, sizeof label, request->label, request->label_size);
-  bind_bytes(it, 2, terms->id);
-  bind_bytes(it, 3, terms->secret);
-  bind_bytes(it, 4, terms->holder);
-  hl__sqlite_bind_end(it, 5, &end);
-  int code = bind_rows(it, 8, request->rows, request->n);
-  (void)sqlite3_bind_int(it, 9, hl__sqlite_mode(request->mode));
-  bind_text(it, 10, terms->owner);
-  bind_text(it, 11, request->path);
-  bind_text(it, 12, label);
-  bind_text(it, 13, config->application);
-  bind_text(it, 14, config->host);
-  (void)sqlite3_bind_int64(it, 15, config->pid);
-  (void)sqlite3_bind_int64(it, 16, hl__unix_ms());
-  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_ADD_LEASE);
-  (void)sqlite3_clear_bindings(it);
-  if (code != SQLITE_OK) return code;
-  return rows_add(session, HL__SQLITE_ADD_ROW, request->rows, request->n, number);
-}
-
-int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const void *packed,
-                             size_t size, bool record) {
-  int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
-  if (code != SQLITE_OK || !record) return code;
-  return hl__sqlite_run_of(session, HL__SQLITE_DELETE_LEASE, number);
-}
-
-/* The lease of that number. */
-static int record_convert(hl__sqlite_session *session, const hl__sqlite_conversion *self,
-                          int64_t number) {
-  const hl_request *request = self->request;
-  int code =
-      rows_delete(session, HL__SQLITE_DELETE_ROW, self->rows.packed, self->rows.size, number);
-  if (code != SQLITE_OK) return code;
-  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_ROWS, number);
-  if (!it) return sqlite3_errcode(session->db);
-  code = bind_rows(it, 2, request->recorded, request->recorded_n);
-  (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
-  (void)sqlite3_bind_int64(it, 4, self->number);
-  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_SET_ROWS);
-  (void)sqlite3_clear_bindings(it);
-  if (code != SQLITE_OK) return code;
-  return rows_add(session, HL__SQLITE_ADD_ROW, request->recorded, request->recorded_n,
-                  self->number);
-}
-
-int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket) {
-  const hl_store_config *config = session->store->config;
-  char label[128];
-  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_ADD_WAITER, ticket);
-  if (!it) return sqlite3_errcode(session->db);
-  (void)hl__escape(label, sizeof label, request->label, request->label_size);
-  int code = bind_rows(it, 2, request->rows, request->n);
+  (void)hl__escape(session->label, sizeof session->label, request->label, request->label_size);
   (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
   bind_text(it, 4, request->path);
-  bind_text(it, 5, label);
+  bind_text(it, 5, session->label);
   bind_text(it, 6, config->application);
   bind_text(it, 7, config->host);
   (void)sqlite3_bind_int64(it, 8, config->pid);
   (void)sqlite3_bind_int64(it, 9, hl__unix_ms());
-  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_ADD_WAITER);
-  (void)sqlite3_clear_bindings(it);
+  return bind_rows(it, 2, request->rows, request->n);
+}
+
+int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request, int64_t number,
+                          int64_t now) {
+  const hl_lease_terms *terms = request->lease;
+  hl__sqlite_end_time end;
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_ADD_LEASE, number);
+  int code = bind_request(session, it, request);
+  hl__sqlite_until(session->store, now, terms->ttl, &end);
+  bind_bytes(it, 10, terms->id);
+  bind_bytes(it, 11, terms->secret);
+  bind_bytes(it, 12, terms->holder);
+  hl__sqlite_bind_end(it, 13, &end);
+  bind_text(it, 16, terms->owner);
+  if (code == SQLITE_OK) code = hl__sqlite_run(session, it);
+  if (code != SQLITE_OK) return code;
+  return rows_add(session, HL__SQLITE_ADD_ROW, request->rows, request->n, number);
+}
+
+int hl__sqlite_record_delete(hl__sqlite_session *session, sqlite3_stmt *record, bool whole) {
+  int code = rows_delete(session, HL__SQLITE_DELETE_ROW, record, HL__COLUMN_ROWS);
+  if (code != SQLITE_OK || !whole) return code;
+  return hl__sqlite_run(session, hl__sqlite_statement_of(session, HL__SQLITE_DELETE_LEASE,
+                                                         sqlite3_column_int64(record, 0)));
+}
+
+int hl__sqlite_rows_free(hl__sqlite_session *session, sqlite3_stmt *record) {
+  hl__sqlite_rows *self = &session->freed;
+  size_t size;
+  const void *rows = rows_of(record, HL__COLUMN_ROWS, &size);
+  uint8_t *grown = realloc(self->packed, self->size + size + 1);
+  if (!grown) return SQLITE_NOMEM;
+  self->packed = grown;
+  if (size > 0) memcpy(grown + self->size, rows, size);
+  self->size += size;
+  return SQLITE_OK;
+}
+
+int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket) {
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_ADD_WAITER, ticket);
+  int code = bind_request(session, it, request);
+  if (code == SQLITE_OK) code = hl__sqlite_run(session, it);
   if (code != SQLITE_OK) return code;
   return rows_add(session, HL__SQLITE_ADD_WAIT, request->rows, request->n, ticket);
 }
 
-int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket, const void *packed,
-                             size_t size) {
-  int code = rows_delete(session, HL__SQLITE_DELETE_WAIT, packed, size, ticket);
+int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket) {
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_GET_WAITER, ticket);
+  int code = hl__sqlite_step(session, it);
+  if (code == SQLITE_ROW) code = rows_delete(session, HL__SQLITE_DELETE_WAIT, it, 1);
+  code = hl__sqlite_reset(it, code);
   if (code != SQLITE_OK) return code;
-  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_DELETE_WAITER, ticket);
-  if (!it) return sqlite3_errcode(session->db);
   hl__sqlite_beat_clear(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
-  return hl__sqlite_run(session, HL__SQLITE_DELETE_WAITER);
+  return hl__sqlite_run(session,
+                        hl__sqlite_statement_of(session, HL__SQLITE_DELETE_WAITER, ticket));
 }
 
 /* ------------------------------------------------------------- one record */
@@ -226,12 +220,11 @@ int hl__sqlite_judge(sqlite3_stmt *it, int code, hl__record *record, hl_error *e
 static int find_by(hl__sqlite_session *session, hl__sqlite_number by, const hl_lease_terms *terms,
                    sqlite3_stmt **statement) {
   *statement = hl__sqlite_statement(session, by);
-  if (!*statement) return sqlite3_errcode(session->db);
   if (by == HL__SQLITE_GET_LEASE)
     (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
   else
     (void)sqlite3_bind_blob(*statement, 1, terms->id, 16, SQLITE_TRANSIENT);
-  int code = hl__sqlite_step(*statement);
+  int code = hl__sqlite_step(session, *statement);
   bool found = code == SQLITE_ROW && hl__sqlite_is_bytes(*statement, HL__COLUMN_ID, terms->id);
   return code == SQLITE_ROW && !found ? SQLITE_DONE : code;
 }
@@ -262,37 +255,34 @@ int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *term
   return *status ? SQLITE_DONE : code;
 }
 
-int hl__sqlite_rows_keep(sqlite3_stmt *it, hl__sqlite_rows *rows) {
-  const void *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
-  rows->size = blob ? (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS) : 0;
-  free(rows->packed);
-  rows->packed = malloc(rows->size ? rows->size : 1);
-  if (!rows->packed) return SQLITE_NOMEM;
-  if (rows->size) memcpy(rows->packed, blob, rows->size);
-  return SQLITE_OK;
-}
-
 /* -------------------------------------------------------------- converting */
 
-int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
-                    hl__sqlite_rows *rows, int *status, hl_error *error) {
-  sqlite3_stmt *it;
-  int code = hl__sqlite_find_held(session, terms, &it, status, error);
-  if (code == SQLITE_ROW) {
-    *number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
-    code = rows ? hl__sqlite_rows_keep(it, rows) : SQLITE_OK;
-  }
-  (void)sqlite3_reset(it);
-  return code == SQLITE_DONE ? SQLITE_OK : code;
+/* The record gets another number, or keeps its own; and other rows. */
+static int record_convert(hl__sqlite_session *session, sqlite3_stmt *record,
+                          hl__sqlite_conversion *self) {
+  const hl_request *request = self->request;
+  int64_t number = sqlite3_column_int64(record, HL__COLUMN_NUMBER);
+  /* An upgraded lease is in the way of those who wait for it as before. */
+  int code = self->number ? SQLITE_OK : hl__sqlite_rows_free(session, record);
+  if (code == SQLITE_OK)
+    code = rows_delete(session, HL__SQLITE_DELETE_ROW, record, HL__COLUMN_ROWS);
+  if (code != SQLITE_OK) return code;
+  if (!self->number) self->number = number;
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_ROWS, number);
+  code = bind_rows(it, 2, request->recorded, request->recorded_n);
+  (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
+  (void)sqlite3_bind_int64(it, 4, self->number);
+  if (code == SQLITE_OK) code = hl__sqlite_run(session, it);
+  if (code != SQLITE_OK) return code;
+  return rows_add(session, HL__SQLITE_ADD_ROW, request->recorded, request->recorded_n,
+                  self->number);
 }
 
 int hl__sqlite_convert(hl__sqlite_session *session, void *conversion, int *status,
                        hl_error *error) {
   hl__sqlite_conversion *self = conversion;
-  const hl_lease_terms *terms = self->request->lease;
-  int64_t number = 0;
-  int code = hl__sqlite_held(session, terms, &number, &self->rows, status, error);
-  if (code != SQLITE_OK || *status) return code;
-  if (!self->number) self->number = number;
-  return record_convert(session, self, number);
+  sqlite3_stmt *it;
+  int code = hl__sqlite_find_held(session, self->request->lease, &it, status, error);
+  if (code == SQLITE_ROW) code = record_convert(session, it, self);
+  return hl__sqlite_reset(it, code);
 }

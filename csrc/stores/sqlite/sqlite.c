@@ -20,6 +20,7 @@ static void session_close(hl_session *base) {
   hl__sqlite_forks_remove(session);
   hl__sqlite_side_close(session);
   hl__sqlite_side_unmap(session->retired);
+  free(session->freed.packed);
   free(session->path);
   free(session);
 }

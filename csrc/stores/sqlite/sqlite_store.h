@@ -133,6 +133,11 @@ typedef enum hl__sqlite_number {
   HL__SQLITE_STATEMENTS
 } hl__sqlite_number;
 
+typedef struct hl__sqlite_rows {
+  uint8_t *packed; /* hl__sqlite_rows_pack; malloc'ed, or NULL */
+  size_t size;
+} hl__sqlite_rows;
+
 typedef struct hl__sqlite_session hl__sqlite_session;
 struct hl__sqlite_session {
   hl_session base;
@@ -147,8 +152,10 @@ struct hl__sqlite_session {
   atomic_bool interrupted;
   /* Commits need not survive a power failure: as the caller wants it; as the connection is set. */
   bool relax, relaxed;
-  bool full;        /* the last write found no space */
-  bool cancellable; /* an interruption ends the wait for the turn to write, too */
+  char label[128];       /* of the request that is recorded; shown */
+  hl__sqlite_rows freed; /* by the write transaction: it wakes their waiters */
+  bool full;             /* the last write found no space */
+  bool cancellable;      /* an interruption ends the wait for the turn to write, too */
   /* On which it sleeps; NULL: it does not. Set by the session's thread. */
   hl__sqlite_futex *_Atomic asleep;
   /* For the session's numbers: the word that it beats, and its last beat. */
@@ -204,19 +211,20 @@ void hl__sqlite_forks_remove(hl__sqlite_session *session);
 
 /* ---- statement.c; between enter and leave */
 
-/* The statement, prepared and without values; NULL: sqlite3_errcode says why.
- */
+/* The statement, prepared. NULL: it could not be; to bind its values does nothing then, and the
+   next three functions return why. */
 sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session, hl__sqlite_number number);
 /* The same, with its first value. */
 sqlite3_stmt *hl__sqlite_statement_of(hl__sqlite_session *session, hl__sqlite_number number,
                                       int64_t value);
-/* Runs one without values, or whose values are bound, to its end. SQLITE_OK or
- * an error. */
-int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number);
-/* The same, for one whose only value this is. */
-int hl__sqlite_run_of(hl__sqlite_session *session, hl__sqlite_number number, int64_t value);
-/* The next row of it: SQLITE_ROW, or SQLITE_DONE, or an error. */
-int hl__sqlite_step(sqlite3_stmt *statement);
+/* Its next row: SQLITE_ROW, or SQLITE_DONE, or an error. */
+int hl__sqlite_step(hl__sqlite_session *session, sqlite3_stmt *statement);
+/* Runs one to its end, and forgets its values. SQLITE_OK or an error. */
+int hl__sqlite_run(hl__sqlite_session *session, sqlite3_stmt *statement);
+/* The first column of its first row; 0: it has none. SQLITE_OK or an error. */
+int hl__sqlite_ask(hl__sqlite_session *session, sqlite3_stmt *statement, int64_t *value);
+/* Resets it. Returns the code of its last step; SQLITE_OK for SQLITE_ROW and SQLITE_DONE. */
+int hl__sqlite_reset(sqlite3_stmt *statement, int code);
 /* Translates an error of SQLite's for a caller. `doing` names the attempt ("grant a lease").
    HL_TIMEOUT: another process writes. */
 int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, hl_error *error);
@@ -305,26 +313,23 @@ void hl__sqlite_bind_end(sqlite3_stmt *statement, int first, const hl__sqlite_en
 void hl__sqlite_column_end(sqlite3_stmt *statement, int first, hl__sqlite_end_time *end);
 /* Text that others have written, made fit for people. */
 void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out, size_t size);
+/* In a write transaction: adds or deletes a row of a number; SQLite's code. */
+int hl__sqlite_row_run(hl__sqlite_session *session, hl__sqlite_number statement, int64_t key,
+                       bool exclusive, int64_t number);
 /* In a write transaction: writes the lease under a number; SQLite's code. */
 int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request, int64_t number,
                           int64_t now);
-/* In a write transaction: deletes the record and its rows, or, where it becomes
-   revoked, the rows only. */
-int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const void *packed,
-                             size_t size, bool record);
-
-/* A copy of a record's rows; packed: malloc'ed, or NULL. */
-typedef struct hl__sqlite_rows {
-  uint8_t *packed;
-  size_t size;
-} hl__sqlite_rows;
+/* In a write transaction, of the record at which a statement stands: deletes it and its rows; or,
+   where it becomes revoked, the rows only. */
+int hl__sqlite_record_delete(hl__sqlite_session *session, sqlite3_stmt *record, bool whole);
+/* Has the waiters for its rows woken once the transaction is committed. SQLITE_OK, SQLITE_NOMEM. */
+int hl__sqlite_rows_free(hl__sqlite_session *session, sqlite3_stmt *record);
 
 /* A lease that gets the rows and mode of a request (shown). */
 typedef struct hl__sqlite_conversion {
   const hl_request *request;
   int64_t number; /* an upgrade's: a new one, and so a new token. 0: the lease keeps its own, which
                      is here then */
-  hl__sqlite_rows rows; /* that it had */
 } hl__sqlite_conversion;
 /* How the mode of a request stands in the tables, in the column `shared`. */
 static inline int hl__sqlite_mode(hl_mode mode) { return mode == HL_EXCLUSIVE ? 0 : (int)mode; }
@@ -348,8 +353,7 @@ typedef struct hl__sqlite_blocker {
 } hl__sqlite_blocker;
 /* In a write transaction: enters a ticket, whose byte is locked before. */
 int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket);
-int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket, const void *packed,
-                             size_t size);
+int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket);
 /* Looks for a living waiter before `ticket` (0: before a newcomer) that conflicts with the
    request. SQLITE_OK: there is none; SQLITE_ROW: *blocker; else SQLite's code. In a write
    transaction it deletes those it meets that have died; else SQLITE_EMPTY: one has died. */
@@ -399,13 +403,6 @@ bool hl__sqlite_is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]);
 /* Judges what a statement has found: `code` is SQLITE_ROW or SQLITE_DONE, and *record says what was
    compared beside that. HL_OK, HL_ELOST, HL_EMISMATCH. */
 int hl__sqlite_judge(sqlite3_stmt *it, int code, hl__record *record, hl_error *error);
-/* Copies the rows of the record, before its statement is reset; frees the old copy. SQLITE_OK,
-   SQLITE_NOMEM. */
-int hl__sqlite_rows_keep(sqlite3_stmt *it, hl__sqlite_rows *rows);
-/* In a write transaction: the number of the record of that id and holder, and its rows (NULL: not
-   wanted). *status: HL_ELOST, not found. SQLite's code. */
-int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
-                    hl__sqlite_rows *rows, int *status, hl_error *error);
 /* Converts the held record of a hl__sqlite_conversion: a hl__sqlite_fn. */
 int hl__sqlite_convert(hl__sqlite_session *session, void *conversion, int *status, hl_error *error);
 

@@ -21,11 +21,13 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
     [HL__SQLITE_COUNT] = "UPDATE hierlock SET counter=?1",
     [HL__SQLITE_RAISE] = "UPDATE hierlock SET counter=?1 WHERE counter<?1",
     /* ?2: 0 where any lease conflicts, 1 where exclusive ones do; ?3: not this one. */
-    [HL__SQLITE_BLOCKER] = "SELECT l.number,l.boot,l.till,l.till_unix,l.rows FROM hierlock_rows r "
-                           "CROSS JOIN hierlock_leases l ON l.number=r.number WHERE r.key=?1 AND "
-                           "r.exclusive>=?2 AND r.number<>?3 LIMIT 1",
-    [HL__SQLITE_ADD_LEASE] = "INSERT INTO hierlock_leases(" RECORD ") VALUES(?1,?2,?3,?4,?5,?6,?7,"
-                             "?8,?9,?10,?11,?12,?13,?14,?15,?16,0,NULL,NULL)",
+    [HL__SQLITE_BLOCKER] = "SELECT l.number,NULL,NULL,NULL,l.boot,l.till,l.till_unix,l.rows FROM "
+                           "hierlock_rows r CROSS JOIN hierlock_leases l ON l.number=r.number "
+                           "WHERE r.key=?1 AND r.exclusive>=?2 AND r.number<>?3 LIMIT 1",
+    /* The first nine values of these two are of the same kinds: record.c. */
+    [HL__SQLITE_ADD_LEASE] =
+        "INSERT INTO hierlock_leases(" RECORD ") VALUES(?1,?10,?11,?12,?13,?14,"
+        "?15,?2,?3,?16,?4,?5,?6,?7,?8,?9,0,NULL,NULL)",
     [HL__SQLITE_ADD_ROW] = "INSERT INTO hierlock_rows(key,exclusive,number) VALUES(?1,?2,?3)",
     [HL__SQLITE_GET_LEASE] = "SELECT " RECORD " FROM hierlock_leases WHERE number=?1",
     [HL__SQLITE_GET_LEASE_BY_ID] = "SELECT " RECORD " FROM hierlock_leases WHERE id=?1",
@@ -47,7 +49,7 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
                               "hierlock_waiters(ticket,rows,shared,path,label,application,"
                               "host,pid,since) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9)",
     [HL__SQLITE_ADD_WAIT] = "INSERT INTO hierlock_waits(key,exclusive,ticket) VALUES(?1,?2,?3)",
-    [HL__SQLITE_GET_WAITER] = "SELECT rows FROM hierlock_waiters WHERE ticket=?1",
+    [HL__SQLITE_GET_WAITER] = "SELECT ticket,rows FROM hierlock_waiters WHERE ticket=?1",
     [HL__SQLITE_DELETE_WAITER] = "DELETE FROM hierlock_waiters WHERE ticket=?1",
     [HL__SQLITE_DELETE_WAIT] = "DELETE FROM hierlock_waits WHERE key=?1 AND "
                                "exclusive=?2 AND ticket=?3",
@@ -71,24 +73,29 @@ sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session, hl__sqlite_numbe
 sqlite3_stmt *hl__sqlite_statement_of(hl__sqlite_session *session, hl__sqlite_number number,
                                       int64_t value) {
   sqlite3_stmt *it = hl__sqlite_statement(session, number);
-  if (it) (void)sqlite3_bind_int64(it, 1, value);
+  (void)sqlite3_bind_int64(it, 1, value);
   return it;
 }
 
-int hl__sqlite_run_of(hl__sqlite_session *session, hl__sqlite_number number, int64_t value) {
-  if (!hl__sqlite_statement_of(session, number, value)) return sqlite3_errcode(session->db);
-  return hl__sqlite_run(session, number);
+int hl__sqlite_step(hl__sqlite_session *session, sqlite3_stmt *statement) {
+  return statement ? sqlite3_step(statement) : sqlite3_extended_errcode(session->db);
 }
 
-int hl__sqlite_step(sqlite3_stmt *statement) {
-  return statement ? sqlite3_step(statement) : SQLITE_ERROR;
-}
-
-int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number) {
-  sqlite3_stmt *statement = hl__sqlite_statement(session, number); /* keeps what is bound */
-  if (!statement) return sqlite3_extended_errcode(session->db);
-  int code = sqlite3_step(statement);
+int hl__sqlite_run(hl__sqlite_session *session, sqlite3_stmt *statement) {
+  int code = hl__sqlite_step(session, statement);
+  if (statement) (void)sqlite3_clear_bindings(statement);
   return code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+int hl__sqlite_ask(hl__sqlite_session *session, sqlite3_stmt *statement, int64_t *value) {
+  int code = hl__sqlite_step(session, statement);
+  *value = code == SQLITE_ROW ? sqlite3_column_int64(statement, 0) : 0;
+  return hl__sqlite_reset(statement, code);
+}
+
+int hl__sqlite_reset(sqlite3_stmt *statement, int code) {
+  (void)sqlite3_reset(statement);
+  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
 int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, hl_error *error) {

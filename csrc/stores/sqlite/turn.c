@@ -73,12 +73,13 @@ static int try_begin(hl__sqlite_session *session, hl_error *error) {
     status = hl__sqlite_enter(session, error);
     if (status) return status;
     code = durability_set(session);
-    if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_BEGIN);
+    if (code == SQLITE_OK)
+      code = hl__sqlite_run(session, hl__sqlite_statement(session, HL__SQLITE_BEGIN));
   }
   if (code == SQLITE_OK) {
     /* Readers of the new file would not see a write here. */
     if (hl__sqlite_place_stands(session)) return HL_OK;
-    (void)hl__sqlite_run(session, HL__SQLITE_ROLLBACK);
+    (void)hl__sqlite_run(session, hl__sqlite_statement(session, HL__SQLITE_ROLLBACK));
     status = hl__sqlite_moved_error(session, error);
   } else {
     status = hl__sqlite_error(session, code, "begin a transaction", error);
@@ -139,7 +140,7 @@ static int write_begin(hl__sqlite_session *session, int64_t deadline, hl_error *
    committed. Leaves. */
 static int write_end(hl__sqlite_session *session, int status, const char *doing, hl_error *error) {
   if (status == HL_OK) {
-    int code = hl__sqlite_run(session, HL__SQLITE_COMMIT);
+    int code = hl__sqlite_run(session, hl__sqlite_statement(session, HL__SQLITE_COMMIT));
     if (code != SQLITE_OK) {
       status = hl__sqlite_error(session, code, doing, error);
       if (status == HL_TIMEOUT) /* it is no outcome of this */
@@ -147,7 +148,7 @@ static int write_end(hl__sqlite_session *session, int status, const char *doing,
     }
   }
   if (status && !sqlite3_get_autocommit(session->db))
-    (void)hl__sqlite_run(session, HL__SQLITE_ROLLBACK);
+    (void)hl__sqlite_run(session, hl__sqlite_statement(session, HL__SQLITE_ROLLBACK));
   /* Writes the log to its place, so that it can begin anew. */
   if (status && session->full)
     (void)sqlite3_wal_checkpoint_v2(session->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
@@ -156,18 +157,29 @@ static int write_end(hl__sqlite_session *session, int status, const char *doing,
   return status;
 }
 
+/* Wakes those who wait for any of the rows that the transaction has freed. */
+static void freed_ring(const hl__sqlite_session *session) {
+  for (size_t i = 0; i < session->freed.size / HL__SQLITE_ROW_SIZE; i++) {
+    bool exclusive;
+    int64_t key = hl__sqlite_rows_at(session->freed.packed, i, &exclusive);
+    hl__sqlite_wake(hl__sqlite_futex_of(session, key));
+  }
+}
+
 int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn, void *context,
                      const char *doing, int64_t deadline, hl_error *error) {
   for (bool again = false;; again = true) {
     int status = write_begin(session, deadline, error);
     if (status) return status;
     session->full = false;
+    session->freed.size = 0;
     int code = fn(session, context, &status, error);
     if (code != SQLITE_OK) {
       status = hl__sqlite_error(session, code, doing, error);
       if (status == HL_TIMEOUT) status = HL_ESTORE;
     }
     status = write_end(session, status, doing, error);
+    if (status == HL_OK) freed_ring(session);
     if (status != HL_ESTORE || !session->full || again) return status;
   }
 }
