@@ -96,22 +96,14 @@ static int whose(hl__sqlite_session *session, bool *empty, int *status, hl_error
 static int tables_make(hl__sqlite_session *session, int *status, hl_error *error) {
   char names[HL__LAYOUT_NAMES_MAX];
   bool empty = false;
-  sqlite3_stmt *statement = NULL;
   (void)hl__layout_names(session->store->config->layout, names);
   int code = ask(session->db, "BEGIN IMMEDIATE", NULL, 0);
   if (code != SQLITE_OK) return code;
   code = whose(session, &empty, status, error);
   if (code == SQLITE_OK && empty) {
-    code = sqlite3_exec(session->db, schema, NULL, NULL, NULL);
-    if (code == SQLITE_OK)
-      code = sqlite3_prepare_v2(session->db, "INSERT INTO hierlock VALUES(?1,0)", -1, &statement,
-                                NULL);
-    if (code == SQLITE_OK) {
-      (void)sqlite3_bind_text(statement, 1, names, -1, SQLITE_STATIC);
-      (void)sqlite3_step(statement);
-    }
-    int ended = sqlite3_finalize(statement);
-    if (code == SQLITE_OK) code = ended;
+    char *sql = sqlite3_mprintf("%s;INSERT INTO hierlock VALUES(%Q,0)", schema, names);
+    code = sql ? sqlite3_exec(session->db, sql, NULL, NULL, NULL) : SQLITE_NOMEM;
+    sqlite3_free(sql);
   }
   if (code == SQLITE_OK) code = ask(session->db, "COMMIT", NULL, 0);
   if (code != SQLITE_OK) (void)ask(session->db, "ROLLBACK", NULL, 0);

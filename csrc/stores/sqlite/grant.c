@@ -222,12 +222,8 @@ static int attempt_run(hl__sqlite_session *session, attempt *self, int64_t deadl
    blocked. */
 static int poll_again(hl__sqlite_session *session, attempt *self, hl_error *error) {
   bool there = true;
-  int status = hl__sqlite_enter(session, error);
+  int status = hl__sqlite_read(session, error);
   if (status) return status;
-  if (!hl__sqlite_place_stands(session)) {
-    hl__sqlite_leave();
-    return hl__sqlite_moved_error(session, error);
-  }
   int code = ticket_check(session, self, &there);
   if (code == SQLITE_OK && there)
     code = blocker_find(session, self->request, self->ticket, self->own, true, &self->blocker);
@@ -253,7 +249,7 @@ static void sleep_on(hl__sqlite_session *session, const attempt *self, hl__sqlit
   if (hl__deadline(deadline, 1) < end) end = hl__deadline(deadline, 1);
   while (now < end && atomic_load(&futex->events) == seen && !atomic_load(&session->interrupted)) {
     int64_t ticket = self->blocker.ticket;
-    if (ticket && !hl__sqlite_is_alive(session, HL__SQLITE_TICKETS, (uint64_t)ticket)) return;
+    if (ticket && !hl__sqlite_is_alive(session, ticket)) return;
     int64_t piece = now + ALIVE_MS;
     hl__sqlite_sleep(session, futex, seen, piece < end ? piece : end);
     now = hl__now_ms();

@@ -33,15 +33,6 @@ static int64_t at_least(int64_t deadline) {
   return deadline > least ? deadline : least;
 }
 
-/* Begins to read a snapshot of the database. HL_TIMEOUT: another process recovers the database. */
-static int read_begin(hl__sqlite_session *session, hl_error *error) {
-  int status = hl__sqlite_enter(session, error);
-  if (status) return status;
-  if (hl__sqlite_place_stands(session)) return HL_OK;
-  hl__sqlite_leave();
-  return hl__sqlite_moved_error(session, error);
-}
-
 /* An operation on a record. */
 typedef struct operation {
   const hl_lease_terms *terms;
@@ -52,29 +43,26 @@ typedef struct operation {
   hl_grant *grant;           /* adopt */
 } operation;
 
-static int end_set(hl__sqlite_session *session, operation *self) {
-  hl__sqlite_end_time end;
-  self->sent_ms = hl__boot_ms();
-  hl__sqlite_until(session->store, self->sent_ms, self->ttl, &end);
-  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_END, self->number);
-  hl__sqlite_bind_end(it, 2, &end);
-  return hl__sqlite_run(session, it);
-}
-
 static int refresh_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   operation *self = context;
-  hl__sqlite_end_time before;
-  sqlite3_stmt *it;
-  int code = hl__sqlite_find_held(session, self->terms, &it, status, error);
+  hl__sqlite_end_time end;
+  sqlite3_stmt *record;
+  int code = hl__sqlite_find_held(session, self->terms, &record, status, error);
   if (code == SQLITE_ROW) {
-    hl__sqlite_column_end(it, HL__COLUMN_BOOT, &before);
-    self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+    hl__sqlite_column_end(record, HL__COLUMN_BOOT, &end);
     /* The waiters for its end must hear that it is sooner. */
-    bool sooner = self->ttl < hl__sqlite_left(session->store, &before);
-    code = sooner ? hl__sqlite_rows_free(session, it) : SQLITE_OK;
-    if (code == SQLITE_OK) code = end_set(session, self);
+    bool sooner = self->ttl < hl__sqlite_left(session->store, &end);
+    code = sooner ? hl__sqlite_rows_free(session, record) : SQLITE_OK;
   }
-  return hl__sqlite_reset(it, code);
+  if (code == SQLITE_OK) {
+    self->sent_ms = hl__boot_ms();
+    hl__sqlite_until(session->store, self->sent_ms, self->ttl, &end);
+    sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_SET_END,
+                                               sqlite3_column_int64(record, HL__COLUMN_NUMBER));
+    hl__sqlite_bind_end(it, 2, &end);
+    code = hl__sqlite_run(session, it);
+  }
+  return hl__sqlite_reset(record, code);
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
@@ -92,7 +80,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   hl__sqlite_end_time end;
   sqlite3_stmt *it;
   (void)deadline; /* reading never waits */
-  int status = read_begin(session, error);
+  int status = hl__sqlite_read(session, error);
   if (status) return status;
   int code = hl__sqlite_find_held(session, terms, &it, &status, error);
   if (code == SQLITE_ROW) {
@@ -106,62 +94,61 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   return status;
 }
 
-static int drop_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
-  hl_lease_terms *terms = context;
-  sqlite3_stmt *it;
-  terms->token = 0; /* one whose upgrade the file has not goes, too */
-  int code = hl__sqlite_find_held(session, terms, &it, status, error);
-  if (code == SQLITE_ROW) code = hl__sqlite_rows_free(session, it);
-  if (code == SQLITE_OK) code = hl__sqlite_record_delete(session, it, true);
-  return hl__sqlite_reset(it, code);
-}
-
-static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
-                      hl_error *error) {
-  hl_lease_terms own = *terms;
-  return hl__sqlite_write(session_of(base), drop_in, &own, "release a lease",
-                          confirm ? at_least(deadline) : deadline, error);
-}
-
 typedef struct several {
   const hl_lease_terms *terms;
   size_t n;
-  bool absent; /* some were not there */
+  int missed; /* HL_OK: all were there; else why one was not */
 } several;
 
 /* In one transaction; those that are not there are left out. */
-static int drop_all_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
+static int drop_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   several *self = context;
   int code = SQLITE_OK;
   (void)status;
-  self->absent = false;
+  self->missed = HL_OK;
   for (size_t i = 0; i < self->n && code == SQLITE_OK; i++) {
     hl_lease_terms terms = self->terms[i];
+    sqlite3_stmt *record;
     int found = HL_OK;
-    code = drop_in(session, &terms, &found, error);
-    self->absent = self->absent || found != HL_OK;
+    terms.token = 0; /* one whose upgrade the file has not goes, too */
+    code = hl__sqlite_find_held(session, &terms, &record, &found, error);
+    if (code == SQLITE_ROW) code = hl__sqlite_rows_free(session, record);
+    if (code == SQLITE_OK) code = hl__sqlite_record_delete(session, record, true);
+    code = hl__sqlite_reset(record, code);
+    if (found) self->missed = found;
   }
   return code;
 }
 
+static int drop(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
+                hl_error *error) {
+  several self = {terms, n, HL_OK};
+  int status =
+      hl__sqlite_write(session_of(base), drop_in, &self, "release a lease", deadline, error);
+  return status ? status : self.missed;
+}
+
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
+  return drop(base, terms, 1, confirm ? at_least(deadline) : deadline, error);
+}
+
 static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
                           hl_error *error) {
-  several self = {terms, n, false};
-  int status = hl__sqlite_write(session_of(base), drop_all_in, &self, "release leases",
-                                at_least(deadline), error);
-  return status == HL_OK && self.absent ? HL__ABSENT : status;
+  int status = drop(base, terms, n, at_least(deadline), error);
+  return status == HL_ELOST ? HL__ABSENT : status;
 }
 
 /* --------------------------------------------------------------- adopting */
 
 static bool is_same_rows(sqlite3_stmt *it, const hl_request *request) {
-  const uint8_t *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
+  const uint8_t *packed = sqlite3_column_blob(it, HL__COLUMN_ROWS);
   size_t size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS), i = 0;
   if (size != request->n * HL__SQLITE_ROW_SIZE) return false;
-  for (uint8_t row[HL__SQLITE_ROW_SIZE]; i < request->n; i++, blob += sizeof row) {
-    hl__sqlite_rows_pack(&request->rows[i], 1, row);
-    if (memcmp(blob, row, sizeof row) != 0) break;
-  }
+  for (bool exclusive; i < request->n; i++)
+    if (hl__sqlite_rows_at(packed, i, &exclusive) != hl__sqlite_key(&request->rows[i]) ||
+        exclusive != (request->rows[i].mode != HL_SHARED))
+      break;
   return i == request->n;
 }
 
@@ -334,7 +321,7 @@ static int list_one(hl__sqlite_session *session, sqlite3_stmt *it, void *context
 static int list(hl__sqlite_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                 void *context, hl_error *error) {
   listing self = {fn, context};
-  int status = read_begin(session, error);
+  int status = hl__sqlite_read(session, error);
   if (status) return status;
   int code = visit(session, filter, list_one, &self);
   if (code != SQLITE_OK) status = hl__sqlite_error(session, code, "list leases", error);
@@ -457,7 +444,7 @@ int hl__sqlite_holders(hl__sqlite_session *session, const hl_lease_filter *filte
                        void *context, hl_error *error) {
   int status = list(session, filter, fn, context, error);
   if (status) return status;
-  status = read_begin(session, error);
+  status = hl__sqlite_read(session, error);
   if (status) return status;
   int code;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST_WAITERS);

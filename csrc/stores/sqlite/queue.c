@@ -12,10 +12,6 @@
 /* So many tickets are looked at by one who draws one. */
 #define SWEEP 16
 
-static bool is_alive(const hl__sqlite_session *session, int64_t ticket) {
-  return hl__sqlite_is_alive(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
-}
-
 /* Deletes a dead one that was met at a row; the row, too, where it belongs to no ticket: not what
    we write. */
 static int ticket_clear(hl__sqlite_session *session, int64_t ticket, int64_t key, bool exclusive) {
@@ -47,7 +43,7 @@ int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, i
         exclusive--;
         continue;
       }
-      if (is_alive(session, other)) {
+      if (hl__sqlite_is_alive(session, other)) {
         *blocker = (hl__sqlite_blocker){key, other, HL_FOREVER};
         return SQLITE_ROW;
       }
@@ -63,15 +59,14 @@ int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, i
 }
 
 int hl__sqlite_tickets_sweep(hl__sqlite_session *session) {
-  int64_t dead[SWEEP];
-  int n = 0, code = SQLITE_OK;
+  int code = SQLITE_OK;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST_WAITERS);
-  for (int i = 0; i < SWEEP && hl__sqlite_step(session, it) == SQLITE_ROW; i++) {
+  for (int i = 0; i < SWEEP && code == SQLITE_OK; i++) {
+    code = hl__sqlite_step(session, it);
+    if (code != SQLITE_ROW) break;
     int64_t ticket = sqlite3_column_int64(it, 0);
-    if (!is_alive(session, ticket)) dead[n++] = ticket;
+    code = hl__sqlite_is_alive(session, ticket) ? SQLITE_OK
+                                                : hl__sqlite_ticket_delete(session, ticket);
   }
-  (void)sqlite3_reset(it);
-  for (int i = 0; i < n && code == SQLITE_OK; i++)
-    code = hl__sqlite_ticket_delete(session, dead[i]);
-  return code;
+  return hl__sqlite_reset(it, code);
 }

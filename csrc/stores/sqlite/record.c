@@ -8,14 +8,6 @@
 
 /* ------------------------------------------------------------------- rows */
 
-void hl__sqlite_rows_pack(const hl_row *rows, size_t n, uint8_t *out) {
-  for (size_t i = 0; i < n; i++) {
-    uint64_t key = (uint64_t)hl__sqlite_key(&rows[i]);
-    for (int byte = 0; byte < 8; byte++) *out++ = (uint8_t)(key >> 8 * byte);
-    *out++ = rows[i].mode != HL_SHARED;
-  }
-}
-
 int64_t hl__sqlite_rows_at(const uint8_t *packed, size_t i, bool *exclusive) {
   const uint8_t *row = packed + i * HL__SQLITE_ROW_SIZE;
   uint64_t key = 0;
@@ -122,7 +114,12 @@ static int bind_rows(sqlite3_stmt *it, int number, const hl_row *rows, size_t n)
   if (!it) return SQLITE_OK; /* running it says why */
   uint8_t *packed = sqlite3_malloc64(size);
   if (!packed) return SQLITE_NOMEM;
-  hl__sqlite_rows_pack(rows, n, packed);
+  uint8_t *out = packed;
+  for (size_t i = 0; i < n; i++) {
+    uint64_t key = (uint64_t)hl__sqlite_key(&rows[i]);
+    for (int byte = 0; byte < 8; byte++) *out++ = (uint8_t)(key >> 8 * byte);
+    *out++ = rows[i].mode != HL_SHARED;
+  }
   return sqlite3_bind_blob64(it, number, packed, size, sqlite3_free);
 }
 
@@ -190,7 +187,7 @@ int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket) {
   if (code == SQLITE_ROW) code = rows_delete(session, HL__SQLITE_DELETE_WAIT, it, 1);
   code = hl__sqlite_reset(it, code);
   if (code != SQLITE_OK) return code;
-  hl__sqlite_beat_clear(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
+  hl__sqlite_beat_clear(session, ticket);
   return hl__sqlite_run(session,
                         hl__sqlite_statement_of(session, HL__SQLITE_DELETE_WAITER, ticket));
 }
@@ -217,27 +214,11 @@ int hl__sqlite_judge(sqlite3_stmt *it, int code, hl__record *record, hl_error *e
   return status;
 }
 
-static int find_by(hl__sqlite_session *session, hl__sqlite_number by, const hl_lease_terms *terms,
-                   sqlite3_stmt **statement) {
-  *statement = hl__sqlite_statement(session, by);
-  if (by == HL__SQLITE_GET_LEASE)
-    (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
-  else
-    (void)sqlite3_bind_blob(*statement, 1, terms->id, 16, SQLITE_TRANSIENT);
-  int code = hl__sqlite_step(session, *statement);
-  bool found = code == SQLITE_ROW && hl__sqlite_is_bytes(*statement, HL__COLUMN_ID, terms->id);
-  return code == SQLITE_ROW && !found ? SQLITE_DONE : code;
-}
-
 int hl__sqlite_find(hl__sqlite_session *session, const hl_lease_terms *terms,
                     sqlite3_stmt **statement) {
-  int code = SQLITE_DONE;
-  if (terms->place) code = find_by(session, HL__SQLITE_GET_LEASE, terms, statement);
-  /* A lease that was granted while it was cancelled has no known place, and an upgrade gives it
-     another one. */
-  if (code == SQLITE_DONE && terms->place) (void)sqlite3_reset(*statement);
-  if (code == SQLITE_DONE) code = find_by(session, HL__SQLITE_GET_LEASE_BY_ID, terms, statement);
-  return code;
+  *statement = hl__sqlite_statement_of(session, HL__SQLITE_GET_LEASE, (int64_t)terms->place);
+  bind_bytes(*statement, 2, terms->id);
+  return hl__sqlite_step(session, *statement);
 }
 
 int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *terms,

@@ -53,12 +53,6 @@ static const off_t places[] = {
 
 /* ---------------------------------------------------------------- opening */
 
-/* NULL: out of memory. */
-static char *side_path(const hl__sqlite_session *session) {
-  char *path;
-  return asprintf(&path, "%s" SUFFIX, session->path) < 0 ? NULL : path;
-}
-
 /* Births are forbidden. Never O_CREAT on an existing file: where fs.protected_regular is set
    that fails on another user's file in a directory such as /tmp. What root makes beside a user's
    database is the user's, as SQLite's own files are. */
@@ -85,7 +79,8 @@ static int side_descriptor(const char *path, const struct stat *database) {
   return -1;
 }
 
-static int side_map(hl__sqlite_session *session, const char *path, hl_error *error) {
+static int side_map(hl__sqlite_session *session, hl_error *error) {
+  const char *path = session->side_path;
   struct stat *st = &session->side_stat;
   if (fstat(session->side_fd, st) != 0 || !S_ISREG(st->st_mode))
     return hl__error(error, HL_ESTORE, "%s is not a regular file", path);
@@ -107,23 +102,23 @@ static int side_map(hl__sqlite_session *session, const char *path, hl_error *err
 int hl__sqlite_side_open(hl__sqlite_session *session, hl_error *error) {
   struct stat st;
   int status = HL_OK;
-  char *path = side_path(session);
-  if (!path) return hl__error_memory(error);
+  if (asprintf(&session->side_path, "%s" SUFFIX, session->path) < 0) {
+    session->side_path = NULL;
+    return hl__error_memory(error);
+  }
   if (stat(session->path, &st) != 0)
     st = (struct stat){.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
   hl__fork_forbid();
-  int fd = side_descriptor(path, &st);
+  int fd = side_descriptor(session->side_path, &st);
   if (fd < 0)
-    status = hl__error_errno(error, HL_ESTORE, "cannot open %s", path);
+    status = hl__error_errno(error, HL_ESTORE, "cannot open %s", session->side_path);
   else if (!hl__fork_watch(fd)) {
     (void)close(fd);
     status = hl__error_memory(error);
   } else
     session->side_fd = fd;
   hl__fork_allow();
-  if (status == HL_OK) status = side_map(session, path, error);
-  free(path);
-  return status;
+  return status ? status : side_map(session, error);
 }
 
 void hl__sqlite_side_unmap(hl__sqlite_side *side) {
@@ -133,17 +128,16 @@ void hl__sqlite_side_unmap(hl__sqlite_side *side) {
 void hl__sqlite_side_close(hl__sqlite_session *session) {
   hl__sqlite_side_unmap(session->side);
   session->side = NULL;
+  free(session->side_path);
+  session->side_path = NULL;
   if (session->side_fd >= 0) hl__fork_close(session->side_fd);
   session->side_fd = -1;
 }
 
 bool hl__sqlite_side_stands(const hl__sqlite_session *session) {
   struct stat st;
-  char *path = side_path(session);
-  bool stands = path && stat(path, &st) == 0 && st.st_dev == session->side_stat.st_dev &&
-                st.st_ino == session->side_stat.st_ino && st.st_size >= SIZE;
-  free(path);
-  return stands;
+  return stat(session->side_path, &st) == 0 && st.st_dev == session->side_stat.st_dev &&
+         st.st_ino == session->side_stat.st_ino && st.st_size >= SIZE;
 }
 
 /* ------------------------------------------------------------------ bytes */
@@ -203,10 +197,9 @@ bool hl__sqlite_is_stopped(const hl__sqlite_session *session, hl__sqlite_range r
   return beat != 0 && (int32_t)(beat_now() - beat) > STOPPED_MS;
 }
 
-bool hl__sqlite_is_alive(const hl__sqlite_session *session, hl__sqlite_range range,
-                         uint64_t number) {
-  return hl__sqlite_bytes_locked(session, range, number, 1, NULL) &&
-         !hl__sqlite_is_stopped(session, range, number);
+bool hl__sqlite_is_alive(const hl__sqlite_session *session, int64_t ticket) {
+  return hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS, (uint64_t)ticket, 1, NULL) &&
+         !hl__sqlite_is_stopped(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
 }
 
 int64_t hl__sqlite_beat_free(const hl__sqlite_session *session, int64_t number) {
@@ -216,9 +209,8 @@ int64_t hl__sqlite_beat_free(const hl__sqlite_session *session, int64_t number) 
   return number;
 }
 
-void hl__sqlite_beat_clear(const hl__sqlite_session *session, hl__sqlite_range range,
-                           uint64_t number) {
-  atomic_store(beat_of(session, range, number), 0u);
+void hl__sqlite_beat_clear(const hl__sqlite_session *session, int64_t ticket) {
+  atomic_store(beat_of(session, HL__SQLITE_TICKETS, (uint64_t)ticket), 0u);
 }
 
 /* ------------------------------------------------------------------ futexes */

@@ -114,7 +114,6 @@ typedef enum hl__sqlite_number {
   HL__SQLITE_ADD_LEASE,
   HL__SQLITE_ADD_ROW,
   HL__SQLITE_GET_LEASE,
-  HL__SQLITE_GET_LEASE_BY_ID,
   HL__SQLITE_DELETE_LEASE,
   HL__SQLITE_DELETE_ROW,
   HL__SQLITE_SET_END,
@@ -134,7 +133,7 @@ typedef enum hl__sqlite_number {
 } hl__sqlite_number;
 
 typedef struct hl__sqlite_rows {
-  uint8_t *packed; /* hl__sqlite_rows_pack; malloc'ed, or NULL */
+  uint8_t *packed; /* as a record has them; malloc'ed, or NULL */
   size_t size;
 } hl__sqlite_rows;
 
@@ -145,6 +144,7 @@ struct hl__sqlite_session {
   char *path;   /* of the database, without symbolic links */
   dev_t device; /* which file that was when the session began */
   ino_t inode;
+  char *side_path;
   int side_fd; /* of this session alone: byte locks belong to it */
   struct stat side_stat;
   hl__sqlite_side *side;
@@ -252,14 +252,12 @@ bool hl__sqlite_bytes_locked(const hl__sqlite_session *session, hl__sqlite_range
    said that it is at work. */
 bool hl__sqlite_is_stopped(const hl__sqlite_session *session, hl__sqlite_range range,
                            uint64_t number);
-/* Whether it has the byte, and is not stopped. */
-bool hl__sqlite_is_alive(const hl__sqlite_session *session, hl__sqlite_range range,
-                         uint64_t number);
+/* Whether a session has the ticket's byte, and is not stopped. */
+bool hl__sqlite_is_alive(const hl__sqlite_session *session, int64_t ticket);
 /* The first number from this one on which no other shares its beat. */
 int64_t hl__sqlite_beat_free(const hl__sqlite_session *session, int64_t number);
-/* Marks the number as unused. */
-void hl__sqlite_beat_clear(const hl__sqlite_session *session, hl__sqlite_range range,
-                           uint64_t number);
+/* Marks the ticket as unused. */
+void hl__sqlite_beat_clear(const hl__sqlite_session *session, int64_t ticket);
 
 hl__sqlite_futex *hl__sqlite_futex_of(const hl__sqlite_session *session, int64_t key);
 /* Wakes all sleepers that have counted themselves in `sleepers`; without a system call where the
@@ -274,6 +272,8 @@ void hl__sqlite_interrupt(hl__sqlite_session *session);
 
 /* ---- turn.c */
 
+/* Enters, to read: each statement a snapshot. HL_ECONNECTION: the file is another one now. */
+int hl__sqlite_read(hl__sqlite_session *session, hl_error *error);
 /* Runs fn in a write transaction, and once more where there was no space for it: the log may be
    reused then. fn returns SQLite's code, and an outcome in *status. Where status is not HL_OK,
    or the code not SQLITE_OK, nothing is changed. Waits for its turn until the deadline. HL_TIMEOUT;
@@ -293,7 +293,6 @@ static inline int64_t hl__sqlite_key(const hl_row *row) {
 /* Rows as bytes, of which a record and a ticket have a copy: for each its key
    (8 bytes, the lowest first) and 1 where it is exclusive, else 0. */
 #define HL__SQLITE_ROW_SIZE 9u
-void hl__sqlite_rows_pack(const hl_row *rows, size_t n, uint8_t *out);
 int64_t hl__sqlite_rows_at(const uint8_t *packed, size_t i, bool *exclusive);
 
 /* When a lease ends. `till` is of the clock of boot time, and means something

@@ -29,8 +29,11 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
         "INSERT INTO hierlock_leases(" RECORD ") VALUES(?1,?10,?11,?12,?13,?14,"
         "?15,?2,?3,?16,?4,?5,?6,?7,?8,?9,0,NULL,NULL)",
     [HL__SQLITE_ADD_ROW] = "INSERT INTO hierlock_rows(key,exclusive,number) VALUES(?1,?2,?3)",
-    [HL__SQLITE_GET_LEASE] = "SELECT " RECORD " FROM hierlock_leases WHERE number=?1",
-    [HL__SQLITE_GET_LEASE_BY_ID] = "SELECT " RECORD " FROM hierlock_leases WHERE id=?1",
+    /* A lease that was granted while it was cancelled has no known number, and an upgrade gives it
+       another one. The second part reads all leases; it is not run where the first finds one. */
+    [HL__SQLITE_GET_LEASE] =
+        "SELECT " RECORD " FROM hierlock_leases WHERE number=?1 AND id=?2 UNION ALL SELECT " RECORD
+        " FROM hierlock_leases WHERE id=?2 LIMIT 1",
     [HL__SQLITE_DELETE_LEASE] = "DELETE FROM hierlock_leases WHERE number=?1",
     [HL__SQLITE_DELETE_ROW] =
         "DELETE FROM hierlock_rows WHERE key=?1 AND exclusive=?2 AND number=?3",

@@ -50,6 +50,14 @@ static bool crowded(const hl__sqlite_session *session) {
   return false;
 }
 
+int hl__sqlite_read(hl__sqlite_session *session, hl_error *error) {
+  int status = hl__sqlite_enter(session, error);
+  if (status) return status;
+  if (hl__sqlite_place_stands(session)) return HL_OK;
+  hl__sqlite_leave();
+  return hl__sqlite_moved_error(session, error);
+}
+
 /* Sets the durability that the session wants; not in a transaction. */
 static int durability_set(hl__sqlite_session *session) {
   if (!session->store->lasts || session->relax == session->relaxed) return SQLITE_OK;
