@@ -590,4 +590,43 @@ support.each_server(function(store)
       b:query "ROLLBACK"
     end)
   end)
+
+  describe("a statement that looks and sleeps by turns", function()
+    local WATCHED = "hierlock_spec_watched"
+    setup(function()
+      store.sql():query("CREATE TABLE IF NOT EXISTS %s (b INT, id INT, PRIMARY KEY (b, id)) ENGINE=InnoDB", WATCHED)
+    end)
+    teardown(function() store.sql():query("DROP TABLE %s", WATCHED) end)
+    before_each(function() store.sql():query("REPLACE INTO %s VALUES (7, 1)", WATCHED) end)
+
+    local LOOK = "WITH RECURSIVE look(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM look WHERE n<%d AND " ..
+      "IF(SLEEP(0.01),0,(SELECT COUNT(*) FROM %s r WHERE look.n>0 AND (r.b=7)))) SELECT MAX(n) INTO @looks FROM look"
+
+    -- Returns how many looks it took, of so many, while the row is deleted. The deletion must not wait.
+    local function looks(isolation, most)
+      b:query("SET autocommit=1")
+      b:query("SET SESSION TRANSACTION ISOLATION LEVEL %s", isolation)
+      b:send(LOOK, most, WATCHED)
+      wait_for(function()
+        return observer:query("SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'WITH RECURSIVE look%%'")[1][1] == "1"
+      end)
+      a:query("SET innodb_lock_wait_timeout=1")
+      assert(a:query("DELETE FROM %s", WATCHED))
+      local seen = b:result() and tonumber(b:query("SELECT @looks")[1][1])
+      a:query "ROLLBACK"
+      return seen
+    end
+
+    it("sees in READ UNCOMMITTED what others delete meanwhile, also before the COMMIT, and keeps no row locked", function()
+      assert.is_true(looks("READ UNCOMMITTED", 900) < 900)
+    end)
+
+    it("sees nothing of it in READ COMMITTED", function() assert.equal(100, looks("READ COMMITTED", 100)) end)
+
+    it("looks as often as its session allows", function()
+      b:query("SET %s=1001", store.name == "mariadb" and "max_recursive_iterations" or "cte_max_recursion_depth")
+      assert(b:query((LOOK:gsub("0%.01", "0")), 1000, WATCHED))
+      assert.equal("1000", b:query("SELECT @looks")[1][1])
+    end)
+  end)
 end)

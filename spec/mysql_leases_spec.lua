@@ -156,6 +156,113 @@ support.each_server(function(server)
     end
   end)
 
+  describe("that is waited for", function()
+    -- The median of the seconds from the end of a lease to the return of its waiter. `other`: another waiter of its
+    -- manager has the lookout.
+    local function hand_over(finish, other)
+      local times, peer = {}, support.process(store)
+      if other then
+        assert(manager:acquire({ "u2" }, { ttl = LONG }))
+        peer:call "handles.other = manager:start({ 'u2' }, { timeout = 60 }) support.sleep(0.5)"
+      end
+      for i = 1, 5 do
+        local lease = assert(manager:acquire(R1, { ttl = LONG }))
+        peer:start([[
+          local handle = assert(manager:acquire(..., { timeout = 60, ttl = 60 }))
+          local now = support.now()
+          assert(handle:release { confirm = true })
+          return now]], R1)
+        support.wait_for_waiters(store, R1)
+        support.sleep(0.2 + i / 100)
+        assert(finish == "revoke" and manager:revoke { target = R1 } or lease:release { confirm = true })
+        local ended = support.now()
+        times[i] = assert(peer:result()) - ended
+      end
+      peer:close()
+      table.sort(times)
+      return times[3]
+    end
+
+    -- The statement by which the server looks lasts for a second.
+    it("wakes its waiter soon, however it ends", function()
+      for _, seconds in ipairs { hand_over "release", hand_over "revoke", hand_over("release", true) } do
+        assert.is_true(seconds < 0.1, seconds .. " s")
+      end
+    end)
+
+    local function questions() return tonumber(sql("SHOW GLOBAL STATUS LIKE 'Questions'")[1][2]) end
+    local function questions_in(seconds)
+      local before = questions()
+      support.sleep(seconds)
+      return questions() - before
+    end
+
+    it("costs the server few queries, whatever its limits, and no more while a deletion waits for its COMMIT", function()
+      local root = store.root()
+      local limits = not root and {} or server.name == "mariadb" and { max_recursive_iterations = 10, max_statement_time = 0.3 }
+        or { cte_max_recursion_depth = 10, max_execution_time = 300 }
+      finally(function()
+        for name in pairs(limits) do root:query("SET GLOBAL %s=DEFAULT", name) end
+      end)
+      for name, value in pairs(limits) do root:query("SET GLOBAL %s=%s", name, tostring(value)) end
+      local lease = assert(manager:acquire(R1, { ttl = LONG, auto_refresh = false }))
+      local peer = waiter { timeout = 60 }
+      -- A server that is too busy to look in time is polled meanwhile.
+      support.wait_until(function() return questions_in(2) <= 6 end, "two seconds with few queries", 30)
+      local stranger = support.foreign(store)
+      stranger:query "START TRANSACTION"
+      stranger:query("DELETE FROM %s_leased", stem)
+      local n = questions_in(2)
+      assert.is_true(n < 500, n .. " queries")
+      stranger:query "ROLLBACK"
+      assert.is_true(peer:stays_blocked())
+      assert(lease:release { confirm = true })
+      assert.is_true(peer:result())
+    end)
+
+    it("is waited for on one more connection, which the manager keeps; without it the waiter polls", function()
+      local lease, peer = assert(manager:acquire(R1, { ttl = LONG })), support.process(store, { pool_size = 1 })
+      local function wait()
+        peer:start("return assert(manager:acquire(..., { timeout = 60 })):release { confirm = true }", R1)
+        local seen
+        support.wait_until(function()
+          seen = sql("SELECT id FROM information_schema.processlist WHERE info LIKE 'WITH RECURSIVE look%%'")
+          return #seen == 1
+        end)
+        return seen[1][1]
+      end
+      local id = wait()
+      assert(lease:release { confirm = true })
+      assert(peer:result())
+      lease = assert(manager:acquire(R1, { ttl = LONG }))
+      assert.equal(id, wait())
+      sql("KILL %s", id)
+      support.sleep(0.1)
+      assert.is_true(peer:stays_blocked())
+      assert(lease:release { confirm = true })
+      assert(peer:result())
+    end)
+
+    it("keeps no call beyond its time, and none that is given up", function()
+      local lease = assert(manager:acquire(R1, { ttl = LONG }))
+      local peer = support.process(store)
+      local code, took = peer:call([[
+        local begun = support.now()
+        local _, err = manager:acquire(..., { timeout = 0.6 })
+        return err.code, support.now() - begun]], R1)
+      assert.equal("timeout", code)
+      assert.is_true(took >= 0.6 and took < 1.2, took .. " s")
+      assert.is_true(peer:call([[
+        local pending = manager:start(..., { timeout = 60 })
+        support.sleep(0.5)
+        local begun = support.now()
+        pending:cancel()
+        manager:close()
+        return support.now() - begun < 0.6]], R1))
+      assert(lease:release { confirm = true })
+    end)
+  end)
+
   describe("the gate", function()
     it("is seen by those who wait while the first lease comes", function()
       for _, options in ipairs { {}, { ttl = LONG } } do

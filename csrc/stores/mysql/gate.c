@@ -7,16 +7,18 @@
  * the same statement and last of all; with 1 it reads the records. So no session passes a lease,
  * and where there are no leases the gate costs nothing.
  *
- * The first waiter in the queue polls the records, and keeps its place; the others sleep. Below
- * one lease many queues can have a first waiter; then one waiter has the lead of the leased row:
- * see there. A waiter never ignores a record whose time is up: it deletes the record, if its time
- * is still up, in a transaction of another connection, as its own keeps the rows.
+ * The first waiter in the queue polls the records, or has the server look (the lookout), and keeps
+ * its place; the others sleep. Below one lease many queues can have a first waiter; then one waiter
+ * has the lead of the leased row: see there. A waiter never ignores a record whose time is up: it
+ * deletes the record, if its time is still up, in a transaction of another connection, as its own
+ * keeps the rows.
  *
  * But the holder of an update lease may want a row exclusively that such a waiter keeps. So a
  * waiter that wants that row exclusively, too, gives way (HL__BEHIND_UPDATE).
  */
 #include "mysql_store.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +27,15 @@
 /* The pause between two polls. */
 #define POLL_MIN_US 1000
 #define POLL_MAX_US 25000
+/* Four times as much: a pause beyond this follows one of POLL_MAX_US. */
+#define PAUSE_LAST_US 100000
+/* The lookout looks every LOOKOUT_US, so many times at most. */
+#define LOOKOUT_US 1000
+#define LOOKOUT_LOOKS 1000
+/* A look takes no longer on a server that is not too busy. */
+#define LOOKOUT_MOST_US 2000
+/* After the lookout has failed, waiters poll for so long. */
+#define LOOKOUT_REST_MS 10000
 /* If the answer to a question of a waiter takes longer than this, the server hangs. A busy server,
    as with hundreds of waiters, may take seconds. */
 #define POLL_MS 10000
@@ -64,6 +75,16 @@ void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n) {
                  hl__sql_level(rows[i].level), (unsigned)rows[i].bucket,
                  rows[i].mode == HL_SHARED ? " AND r.x=1" : "");
   hl__text_put(t, ")");
+}
+
+/* The same without the lease that the request exempts; its rows are some of the request's. */
+static void put_in_the_way(hl__text *t, const hl_request *request, const hl_row *rows, size_t n) {
+  if (request->exempt) {
+    hl__text_put(t, " r.id<>");
+    hl__text_hex(t, request->exempt, 16);
+    hl__text_put(t, " AND");
+  }
+  hl__mysql_put_conflicts(t, rows, n);
 }
 
 /* The leases that a poll has found in the way. */
@@ -204,12 +225,7 @@ static int conflicts_find(hl__mysql_session *session, const hl_request *request,
       hl__text_put(&t, "0");
     hl__text_put(&t, " FROM %s r STRAIGHT_JOIN %s l ON l.id=r.id WHERE", store->rows,
                  store->leases);
-    if (request->exempt) {
-      hl__text_put(&t, " r.id<>");
-      hl__text_hex(&t, request->exempt, 16);
-      hl__text_put(&t, " AND");
-    }
-    hl__mysql_put_conflicts(&t, rows + done, some);
+    put_in_the_way(&t, request, rows + done, some);
     hl__text_put(&t, " LIMIT 64");
     session->patience = poll_by(request->deadline);
     status = hl__mysql_ask(session, &t, &result, error);
@@ -309,11 +325,80 @@ static void pause_us(hl__mysql_session *session, int64_t us) {
   hl__server_wait_end(session->store->config);
 }
 
-static int waiting_show(hl__mysql_session *session, int64_t deadline, bool waiting,
-                        hl_error *error) {
+/* -------------------------------------------------------------- the lookout
+
+   One waiter of a manager at a time has the server look, by one statement that sleeps and looks by
+   turns, until the row is free. Only READ UNCOMMITTED sees within a statement what others have
+   changed meanwhile; so the statement runs on a connection of its own. The lookout decides
+   nothing: it may see a deletion before its COMMIT, or one that is rolled back. */
+
+/* HL_OK: the lookout can be asked. HL_TIMEOUT: not now: it still looks for a waiter that has gone,
+   or it would have to connect. A short wait is not worth a connection. */
+static int lookout_open(hl__mysql_store *store, bool connect, int64_t limit) {
+  char sql[128];
+  uint64_t none[2];
+  int status = store->lookout ? hl__mysql_settle(store->lookout, 0, NULL) : HL_OK;
+  if (status || (store->lookout && !hl__mysql_readable(store->lookout))) return status;
+  hl__mysql_disconnect(store->lookout);
+  store->lookout = NULL;
+  if (!connect) return HL_TIMEOUT;
+  int64_t deadline = hl__within_ms(ASIDE_MS, limit);
+  status = hl__mysql_connect_verified(store, deadline, &store->lookout, NULL);
+  if (status) return status;
+  store->lookout->patience = deadline;
+  store->lookout->wait = 0; /* so this sets limits, too, for all that comes */
+  int size = snprintf(sql, sizeof sql,
+                      "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;SET %s=%d",
+                      store->lookout->dialect == HL_MARIADB ? "max_recursive_iterations"
+                                                            : "cte_max_recursion_depth",
+                      LOOKOUT_LOOKS + 1);
+  return hl__mysql_commands(store->lookout, sql, (size_t)size, 2, none, NULL);
+}
+
+static int lookout_ask(hl__mysql_store *store, const hl_request *request, const hl_row *row,
+                       int64_t looks) {
+  hl__text t = {0};
+  hl__text_put(&t,
+               "WITH RECURSIVE look(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM look WHERE n<%lld "
+               "AND IF(SLEEP(0.%06d),0,(SELECT COUNT(*) FROM %s r WHERE look.n>0 AND",
+               (long long)looks, LOOKOUT_US, store->rows);
+  put_in_the_way(&t, request, row, 1);
+  hl__text_put(&t, "))) SELECT MAX(n) INTO @hierlock_looks FROM look");
+  return hl__mysql_commands_send(store->lookout, &t, 1, NULL);
+}
+
+/* Has the server look, so many times at most, and sleeps meanwhile; also until our connection has
+   ended. Returns for how long; us. -1: the lookout cannot be had. */
+static int64_t lookout(hl__mysql_session *session, const hl_request *request, const hl_row *row,
+                       int64_t looks, bool connect) {
+  hl__mysql_store *store = session->store;
+  int64_t from = atomic_load(&store->lookout_from), slept = -1;
+  if (hl__left_ms(from) > 0 ||
+      !atomic_compare_exchange_strong(&store->lookout_from, &from, INT64_MAX))
+    return -1;
+  int status = lookout_open(store, connect, request->deadline);
+  if (status == HL_OK) status = lookout_ask(store, request, row, looks);
+  from = hl__now_ms();
+  if (status == HL_OK) {
+    struct pollfd p[2] = {{.fd = store->lookout->fd, .events = POLLIN | POLLRDHUP},
+                          {.fd = session->fd, .events = POLLIN | POLLRDHUP}};
+    (void)hl__poll(store->config, p, 2, from + looks * LOOKOUT_MOST_US / 1000);
+    slept = (hl__now_ms() - from) * 1000;
+  } else if (status != HL_TIMEOUT) {
+    hl__mysql_disconnect(store->lookout);
+    store->lookout = NULL;
+    from += LOOKOUT_REST_MS;
+  }
+  atomic_store(&store->lookout_from, from);
+  return slept;
+}
+
+/* Tells observers that our rows wait behind a lease. */
+static int waiting_show(hl__mysql_session *session, int64_t deadline, hl_error *error) {
   hl__text t = {0};
   uint64_t none;
-  hl__mysql_put_waiting(&t, session, waiting);
+  hl__text_put(&t, "SET @hierlock=");
+  hl__mysql_put_tag(&t, session, true);
   session->patience = poll_by(deadline);
   int status = t.failed ? hl__error_memory(error)
                         : hl__mysql_commands(session, t.data, t.used, 1, &none, error);
@@ -321,12 +406,15 @@ static int waiting_show(hl__mysql_session *session, int64_t deadline, bool waiti
   return status;
 }
 
-/* Draws a token after a wait: the lease may have drawn a higher one meanwhile. */
+/* Tells them of the end of the wait, and draws a token: the lease may have drawn a higher one
+   meanwhile. */
 static int token_redraw(hl__mysql_session *session, int64_t deadline, hl_error *error) {
-  static const char sql[] = "SELECT UUID_SHORT()";
+  hl__text t = {0};
   MYSQL_RES *result;
+  hl__text_put(&t, "SELECT UUID_SHORT(),@hierlock:=");
+  hl__mysql_put_tag(&t, session, false);
   session->patience = poll_by(deadline);
-  int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
+  int status = hl__mysql_ask(session, &t, &result, error);
   if (status) return status;
   MYSQL_ROW row = hl__mysql_row(result, 1);
   if (row && row[0])
@@ -346,17 +434,36 @@ static int blocked_error(const hl_row *row, hl_error *error) {
   return HL_TIMEOUT;
 }
 
+/* Sleeps before the next poll, for `most` us at most. Returns the next pause; the first is 0. */
+static int64_t nap(hl__mysql_session *session, const hl_request *request, size_t row, int64_t pause,
+                   int64_t most) {
+  /* The server ends a session that is silent for hold_timeout. */
+  int64_t quiet = session->store->config->hold_timeout * 1000 / 4;
+  int64_t looks = (most < quiet ? most : quiet) / LOOKOUT_MOST_US;
+  if (looks > LOOKOUT_LOOKS) looks = LOOKOUT_LOOKS;
+  bool first = pause == 0;
+  if ((first || pause > PAUSE_LAST_US) && row < request->n && looks * LOOKOUT_US > POLL_MAX_US) {
+    /* While rows are held, their session must be renewed in time. */
+    bool connect = !first && !request->extend;
+    int64_t slept = lookout(session, request, &request->rows[row], looks, connect);
+    /* A deletion that the lookout sees is soon committed, as a rule; but not always. */
+    if (slept >= 0) return slept < looks * LOOKOUT_US ? POLL_MIN_US / 4 : pause;
+  }
+  if (first) pause = POLL_MIN_US;
+  if (most > POLL_MAX_US) most = POLL_MAX_US;
+  pause_us(session, pause < most ? pause : most);
+  return pause > PAUSE_LAST_US ? pause : 4 * pause;
+}
+
 /* Polls and sleeps by turns: HL_OK when no lease is in the way, or what ends the wait. */
 static int poll_until_free(hl__mysql_session *session, const hl_request *request, lead *rung,
                            int64_t *sent, hl_error *error) {
-  int64_t pause = POLL_MIN_US;
+  int64_t pause = 0;
   bool shown = false;
   for (unsigned turn = 0;; turn++) {
     finding found;
     int64_t asked = hl__boot_ms();
     int status = conflicts_find(session, request, &found, error);
-    if (status == HL_OK && !found.blocked && shown)
-      status = waiting_show(session, request->deadline, false, error);
     if (status == HL_OK && !found.blocked && turn > 0)
       status = token_redraw(session, request->deadline, error);
     if (status) return status;
@@ -378,7 +485,7 @@ static int poll_until_free(hl__mysql_session *session, const hl_request *request
     }
     if (hl__left_ms(request->deadline) == 0) return blocked_error(row, error);
     if (found.update) return HL__BEHIND_UPDATE;
-    if (!shown) status = waiting_show(session, request->deadline, true, error);
+    if (!shown) status = waiting_show(session, request->deadline, error);
     shown = true;
     /* The lease of this lead is gone, and another lease is in the way. */
     if (status == HL_OK && rung->ours && hl__row_compare(&rung->row, row) != 0)
@@ -388,14 +495,12 @@ static int poll_until_free(hl__mysql_session *session, const hl_request *request
       rung->row = *row;
       status = lead_await(session, request->deadline, rung, error);
       if (status) return status;
-      pause = POLL_MIN_US;
+      pause = 0;
       continue;
     }
     int64_t most = hl__left_ms(request->deadline) * 1000 + 500;
     if (found.nearest_us < most) most = found.nearest_us + 100;
-    pause_us(session, pause < most ? pause : most);
-    if (pause < POLL_MAX_US) pause *= 2;
-    if (pause > POLL_MAX_US) pause = POLL_MAX_US;
+    pause = nap(session, request, found.row, pause, most);
   }
 }
 

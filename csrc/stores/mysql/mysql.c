@@ -52,6 +52,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   if (base->first) session_close(base->first);
   hl__mysql_disconnect(store->aside);
+  hl__mysql_disconnect(store->lookout);
   hl__mysql_disconnect(store->killer);
   store_free(store);
 }

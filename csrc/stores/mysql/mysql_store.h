@@ -88,6 +88,10 @@ typedef struct hl__mysql_store {
   pthread_mutex_t mutex;
   /* Deletes leases whose time is up, while the session that found them keeps its rows. */
   hl__mysql_session *aside HL__GUARDED_BY(hl__mysql_store_mutex);
+  /* The connection that looks for a waiter (gate.c), or NULL. A thread may take it at lookout_from
+     (hl__now_ms), and makes that INT64_MAX meanwhile. */
+  hl__mysql_session *lookout;
+  atomic_int_fast64_t lookout_from;
   /* The connection that ends waits, or NULL. The killer belongs to the thread that has set
      killing; while killing is false, to the thread that holds the mutex. */
   hl__mysql_session *killer;
@@ -291,9 +295,8 @@ int hl__mysql_leases_list(hl__mysql_session *session, const hl_lease_filter *fil
 
 /* ---- tag.c */
 
-/* Puts a statement that tells observers that the session's rows wait behind a lease, or wait no
-   longer. */
-void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session, bool waiting);
+/* Puts the session's tag as a literal. waiting: its rows wait behind a lease. */
+void hl__mysql_put_tag(hl__text *t, const hl__mysql_session *session, bool waiting);
 
 /* Returns how many bytes the value of @hierlock for the request may have. */
 size_t hl__mysql_tag_room(const hl__mysql_session *session, const hl_request *request);

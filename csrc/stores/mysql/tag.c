@@ -55,8 +55,7 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   session->tag_size = (unsigned long)(at - session->tag);
 }
 
-void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session, bool waiting) {
-  hl__text_put(t, "SET @hierlock=");
+void hl__mysql_put_tag(hl__text *t, const hl__mysql_session *session, bool waiting) {
   hl__text_hex(t, session->tag, session->tag_size);
   if (waiting) hl__text_put(t, "77");
 }
