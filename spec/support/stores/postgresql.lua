@@ -15,7 +15,25 @@ function postgresql.lease_tables(root)
   root:query((require("hierlock.command.lease_tables").postgresql("PUBLIC")))
 end
 
+-- A log-in costs a processor twice as much with TLS. So only those specs have it of which TLS is a part: PostgreSQL's own;
+-- those that wait without blocking, as libpq may have read what its socket no longer shows; and those that look at how
+-- long all takes on a connection as programs have it. Others come without, to the same server and by the same library.
+local WITH_TLS = {}
+for _, name in ipairs { "attach", "crowd", "hooks", "loop", "manager", "nginx", "pending", "security", "states", "stores", "with" } do
+  WITH_TLS[name] = true
+end
+
+local function is_with_tls()
+  for i = 1, #(arg or {}) do
+    local name = arg[i]:match "([%w_]+)_spec%.lua$"
+    if name and (WITH_TLS[name] or name:find "^postgresql") then return true end
+  end
+  return false
+end
+
 function postgresql.make(store)
+  -- A server of the user's is come to as its DSN says.
+  if store.control and not is_with_tls() then store.dsn = sql.with_param(store.bare_dsn, "sslmode=disable") end
   for _, name in ipairs { "hier_lock_leases", "hier_lock_lease_rows" } do
     store.silenced_by(("BEGIN; LOCK TABLE public.%s IN ACCESS EXCLUSIVE MODE"):format(name), "ROLLBACK")
   end
