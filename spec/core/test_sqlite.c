@@ -1,6 +1,6 @@
 /*
  * test_sqlite.c - SQLite where a file of the database cannot be opened for a moment, as when the process has no
- * descriptor left; and a write while another program writes.
+ * descriptor left; a write while another program writes; and an open while it keeps the file locked.
  */
 #include "hierlock.h"
 #include "clock.h"
@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -27,10 +28,12 @@ typedef int open_fn(const char *path, int flags, int mode);
 
 /* So many of the next attempts to open a log for writing fail. */
 static int failures;
+static int opened; /* how many files */
 static open_fn *open_really;
 
 static int open_or_fail(const char *path, int flags, int mode) {
   size_t size = strlen(path);
+  opened++;
   bool log = size > 4 && strcmp(path + size - 4, "-wal") == 0;
   if (!log || (flags & O_ACCMODE) != O_RDWR || failures == 0) return open_really(path, flags, mode);
   failures--;
@@ -168,10 +171,62 @@ static void a_write_in_line_is_not_interrupted(void **state) {
   directory_remove(directory);
 }
 
+/* Keeps the file locked until its end of the pipe is closed. Between processes, as SQLite opens a
+   file that it has open in the same process without a system call. */
+static pid_t keep_locked(const char *path, int until[2]) {
+  int ready[2];
+  char byte;
+  assert_int_equal(pipe(ready), 0);
+  assert_int_equal(pipe(until), 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    sqlite3 *other;
+    (void)close(until[1]);
+    bool locked = sqlite3_open(path, &other) == SQLITE_OK &&
+                  sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL) == SQLITE_OK;
+    if (locked && write(ready[1], "", 1) == 1) (void)!read(until[0], &byte, 1);
+    _exit(0);
+  }
+  assert_true(pid > 0);
+  (void)close(ready[1]);
+  (void)close(until[0]);
+  assert_int_equal(read(ready[0], &byte, 1), 1);
+  (void)close(ready[0]);
+  return pid;
+}
+
+/* Many processes that open a file at once would keep the one from its work that recovers the log. */
+static void a_file_that_stays_locked_is_opened_ever_more_seldom(void **state) {
+  static const struct hl_store_ops *const stores[] = {&hl_store_sqlite, NULL};
+  char directory[] = "/tmp/hierlock-sqlite-XXXXXX", dsn[64];
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager;
+  hl_error error;
+  int until[2];
+  (void)state;
+  assert_non_null(mkdtemp(directory));
+  (void)snprintf(dsn, sizeof dsn, "sqlite:%s/db", directory);
+  config.dsn = dsn;
+  config.stores = stores;
+  pid_t other = keep_locked(dsn + strlen("sqlite:"), until);
+  opens_pass(true);
+  opened = 0;
+  assert_int_equal(hl_manager_open(&config, &manager, &error), HL_ECONNECTION);
+  assert_in_range(opened, 2, 100);
+
+  (void)close(until[1]);
+  assert_int_equal(waitpid(other, NULL, 0), other);
+  assert_int_equal(hl_manager_open(&config, &manager, &error), HL_OK);
+  opens_pass(false);
+  hl_manager_close(manager);
+  directory_remove(directory);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_log_that_cannot_be_opened_for_writing_is_opened_anew),
       cmocka_unit_test(a_write_in_line_is_not_interrupted),
+      cmocka_unit_test(a_file_that_stays_locked_is_opened_ever_more_seldom),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,6 +20,7 @@
 
 /* Another process may be making the tables, or recover the log. */
 #define PAUSE_NS 1000000
+#define PAUSE_MAX_NS 32000000
 
 /* A number is never given twice: it names a lease, or is a ticket, and leases'
    numbers are their tokens. Rows are found by key, so a WITHOUT ROWID table is
@@ -178,7 +179,7 @@ static bool may_be_in_the_making(const hl__sqlite_session *session, int code) {
 }
 
 int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline, hl_error *error) {
-  static const struct timespec pause = {.tv_nsec = PAUSE_NS};
+  struct timespec pause = {.tv_nsec = PAUSE_NS};
   int64_t made = hl__now_ms() + HL__SQLITE_MAKING_MS;
   int status = HL_OK;
   int code;
@@ -187,6 +188,7 @@ int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline, hl_error *err
     if (hl__left_ms(end) == 0 || (end == deadline && code != SQLITE_BUSY)) break;
     hl__sqlite_close(session);
     (void)nanosleep(&pause, NULL);
+    if (pause.tv_nsec < PAUSE_MAX_NS) pause.tv_nsec *= 2;
   }
   if (code != SQLITE_OK) {
     status = hl__sqlite_error(session, code, "open the database", error);
