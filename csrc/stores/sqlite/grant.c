@@ -34,32 +34,29 @@
 /* As hl__sqlite_earlier: finds a lease that blocks one row, but not `own`. */
 static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
                     hl__sqlite_blocker *blocker) {
-  for (;;) {
+  int code = SQLITE_OK;
+  while (code == SQLITE_OK) {
     hl__sqlite_end_time end;
     sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_BLOCKER, hl__sqlite_key(row));
     (void)sqlite3_bind_int(it, 2, row->mode == HL_SHARED);
     (void)sqlite3_bind_int64(it, 3, own);
-    int code = hl__sqlite_step(session, it);
-    if (code == SQLITE_ROW) {
-      hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
-      int64_t left = hl__sqlite_left(session->store, &end);
-      if (left > 0) {
-        *blocker = (hl__sqlite_blocker){hl__sqlite_key(row), 0, left};
-      } else if (sqlite3_get_autocommit(session->db)) {
-        code = SQLITE_EMPTY;
-      } else {
-        int changes = sqlite3_total_changes(session->db);
-        code = hl__sqlite_record_delete(session, it, true);
-        (void)sqlite3_reset(it);
-        if (code != SQLITE_OK) return code;
-        /* The loop would meet the lease for ever. */
-        if (sqlite3_total_changes(session->db) == changes) return SQLITE_CORRUPT;
-        continue;
-      }
+    code = hl__sqlite_step(session, it);
+    if (code != SQLITE_ROW) return hl__sqlite_reset(it, code);
+    hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
+    int64_t left = hl__sqlite_left(session->store, &end);
+    if (left > 0) {
+      *blocker = (hl__sqlite_blocker){hl__sqlite_key(row), 0, left};
+    } else if (sqlite3_get_autocommit(session->db)) {
+      code = SQLITE_EMPTY;
+    } else {
+      int changes = sqlite3_total_changes(session->db);
+      code = hl__sqlite_record_delete(session, it, true);
+      /* The loop would meet the lease for ever. */
+      if (code == SQLITE_OK && sqlite3_total_changes(session->db) == changes) code = SQLITE_CORRUPT;
     }
     (void)sqlite3_reset(it);
-    return code == SQLITE_DONE ? SQLITE_OK : code;
   }
+  return code;
 }
 
 /* Finds what blocks the request, as hl__sqlite_earlier: earlier waiters first, so that of many
@@ -80,7 +77,6 @@ typedef struct attempt {
   const hl_request *request;
   hl_grant *grant;
   int64_t ticket; /* 0: none yet */
-  bool locked;    /* its byte */
   int64_t own;    /* of an upgrade: the number of the lease; else 0 */
   bool granted;
   bool barred; /* another transaction was in the way, for all the time there was */
@@ -111,8 +107,7 @@ static int ticket_check(hl__sqlite_session *session, attempt *self, bool *there)
 }
 
 static void ticket_give(hl__sqlite_session *session, attempt *self) {
-  if (self->locked) hl__sqlite_byte_unlock(session, HL__SQLITE_TICKETS, (uint64_t)self->ticket);
-  self->locked = false;
+  hl__sqlite_byte_unlock(session, HL__SQLITE_TICKETS, (uint64_t)self->ticket);
   self->ticket = 0;
 }
 
@@ -124,7 +119,7 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self, int64_t last)
   if (code != SQLITE_OK) return code;
   self->ticket = ticket;
   /* Lock the byte before another session can see the ticket. */
-  self->locked = hl__sqlite_byte_lock(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
+  (void)hl__sqlite_byte_lock(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
   return hl__sqlite_ticket_add(session, self->request, ticket);
 }
 

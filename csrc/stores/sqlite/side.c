@@ -176,6 +176,7 @@ bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range, u
 
 void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range, uint64_t number) {
   struct flock lock = byte_range(range, number, 1, F_UNLCK);
+  if (!session->beats[range]) return;
   uint32_t ours = session->beaten[range];
   (void)atomic_compare_exchange_strong(session->beats[range], &ours, 0u);
   session->beats[range] = NULL;

@@ -241,7 +241,7 @@ bool hl__sqlite_side_stands(const hl__sqlite_session *session);
 
 /* Byte locks of the session's, at most one of each range; each is one number's.
    False: another has it. From here to the unlocking hl__sqlite_sleep says that
-   the session is at work. */
+   the session is at work. Unlocking is fine where nothing is locked. */
 bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range, uint64_t number);
 void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range, uint64_t number);
 /* Whether another session has locked any of n numbers from the first on; *which:
