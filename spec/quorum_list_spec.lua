@@ -128,11 +128,22 @@ support.each_leasing_store(function(plain)
     assert(other:release "lease")
   end)
 
-  it("is used by programs that name the same stores in another order, and by other names", function()
-    local function alias(dsn)
-      local by_host, n = dsn:gsub("127%.0%.0%.1", "localhost")
-      return n > 0 and by_host or (dsn:gsub("/list", "//list"))
+  local function alias(dsn)
+    local by_host, n = dsn:gsub("127%.0%.0%.1", "localhost")
+    return n > 0 and by_host or (dsn:gsub("/list", "//list"))
+  end
+
+  it("names each store once: two names of one store are no two votes", function()
+    local holds = holder { a, b, c }
+    for _, dsns in ipairs { { a, alias(a), b }, { c, a, alias(c) }, { alias(b), c, b } } do
+      assert.matches("are one store, or one is a copy of the other: name each store once", assert_refused(dsns))
     end
+    assert(holds:release "lease")
+    support.close_peers()
+    assert.matches("are one store", assert_refused { c, b, alias(c) })
+  end)
+
+  it("is used by programs that name the same stores in another order, and by other names", function()
     local first = holder { a, b, c }
     for _, list in ipairs { { c, b, a }, { alias(c), a, b }, { alias(b), alias(c), alias(a) } } do
       assert_kept_out(start(list))

@@ -9,7 +9,8 @@
  * if it finds it. A program may use a member where it finds the list, or whose name is in the list.
  * Anything else is a mismatch, which stops the whole store.
  *
- * A newcomer looks, writes, and looks again: of two at once one sees the other at least.
+ * A newcomer looks, writes, and looks again: of two at once one sees the other at least. So do the
+ * threads of two members that are one store by two names, which would have two votes.
  *
  * A presence ends no earlier than the leases of its process. While it stands, its process renews
  * it, and does not look. So a program with another list cannot disturb the process.
@@ -83,8 +84,7 @@ void hl__presence_adopt(hl__quorum_store *store, hl__quorum_ask *const *asks) {
   const hl_holder *first = NULL;
   for (unsigned i = 0; i < store->n; i++) {
     const hl__quorum_ask *ask = asks[i];
-    if (!ask || ask->state != HL__ASK_DONE) continue;
-    for (size_t j = 0; j < ask->found_n; j++) {
+    for (size_t j = 0; ask && ask->state == HL__ASK_DONE && j < ask->found_n; j++) {
       if (strcmp(ask->found[j].owner, store->list) == 0) return;
       if (!first && strlen(ask->found[j].owner) == strlen(store->list)) first = &ask->found[j];
     }
@@ -99,6 +99,16 @@ void hl__presence_adopt(hl__quorum_store *store, hl__quorum_ask *const *asks) {
 static const char mend[] =
     "all programs have to name the same stores; to change the list, see docs/quorum.md, One list";
 
+/* The member to whose presence this id belongs; NULL: it is no presence of this store's. */
+static const hl__quorum_member *member_of(const hl__quorum_store *store, const char *id) {
+  char own[HL_LEASE_ID_SIZE];
+  for (const hl__quorum_member *it = store->members; it < store->members + store->n; it++) {
+    (void)hl__hex(own, it->presence.id, sizeof it->presence.id);
+    if (it->presence.turn && strcmp(own, id) == 0) return it;
+  }
+  return NULL;
+}
+
 /* Judges the presences that a thread found at a member. */
 static int judge(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = ask->member->store;
@@ -106,13 +116,20 @@ static int judge(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   bool known = false;
   for (size_t i = 0; i < ask->found_n && !error->status; i++) {
     const hl_holder *other = &ask->found[i];
-    known = known || strcmp(other->owner, store->list) == 0;
-    if (strcmp(other->owner, store->list) == 0) continue;
-    (void)hl__error(error, HL_EMISMATCH,
-                    "%.60s is used with another list of stores by %.40s (process %lld "
-                    "on %.40s): %.160s; %s",
-                    ask->member->name, other->application, (long long)other->pid, other->host,
-                    other->path, mend);
+    const hl__quorum_member *member = member_of(store, other->id);
+    if (member && member != ask->member)
+      (void)hl__error(error, HL_EMISMATCH,
+                      "%.60s and %.60s are one store, or one is a copy of the other: name each "
+                      "store once",
+                      member->name, ask->member->name);
+    else if (strcmp(other->owner, store->list) == 0)
+      known = true;
+    else
+      (void)hl__error(error, HL_EMISMATCH,
+                      "%.60s is used with another list of stores by %.40s (process %lld "
+                      "on %.40s): %.160s; %s",
+                      ask->member->name, other->application, (long long)other->pid, other->host,
+                      other->path, mend);
   }
   for (const char *at = store->list + NUMBER_SIZE; *at; at += HASH_SIZE)
     known = known || memcmp(at, ask->member->hash, HASH_SIZE) == 0;

@@ -10,8 +10,6 @@ local alike = {}
 local PATIENCE, PAUSE = 3, 0.2 -- s: a lease that was just granted, or given back, is soon everywhere
 local SHOWN = 3
 
-local TTL = 10 -- s; Memcached has whole ones
-
 local CHECK = "one list"
 local WHY = "Programs that name different lists of stores do not keep each other out: two would hold one node."
 local MEND = {
@@ -96,25 +94,7 @@ local function report(found, partial, told, n, stores)
   end
 end
 
--- Whether one store has two names: a lease in a tree of its own, taken by the first name, is there by the second.
-local function twins(found, managers, n)
-  for i = 1, n - 1 do
-    local name = ("hierlock doctor %d %.0f"):format(uv.os_getpid(), uv.hrtime())
-    local handle = managers[i] and managers[i]:acquire({ name }, { timeout = 0, ttl = TTL, label = name })
-    for j = i + 1, handle and n or i do
-      for _, holder in ipairs(managers[j] and managers[j]:holders { name } or {}) do
-        if holder.label == name then
-          found:add("stores", "wrong", ("stores %d and %d are one store with two names"):format(i, j),
-            "One store has one vote. Named twice, it takes the quorum with it when it fails, or no lock is granted at all.",
-            "name each store once in the DSN")
-        end
-      end
-    end
-    if handle then handle:release { confirm = true } end
-  end
-end
-
---- Adds its findings, and changes nothing but a lock of its own at each store.
+--- Adds its findings, and changes nothing.
 -- @param subject the quorum, as hierlock.command.examine.subject has it
 -- @param found findings
 -- @param members its stores, in the same way; unused: no program has used it yet, and nothing else is wrong with it
@@ -128,7 +108,6 @@ function alike.examine(subject, found, members)
       managers[i] = hierlock.open(member.dsn, options)
     end
   end
-  twins(found, managers, #members)
   local deadline = uv.hrtime() + PATIENCE * 1e9
   local partial, told, n = astray(managers)
   while next(partial) and uv.hrtime() < deadline do

@@ -33,6 +33,7 @@ function quorum.examine(subject, found)
   alike.examine(subject, found, members)
   subject.leases_tried = false -- the lock is one
   subject.unopened = "mend what is wrong with its stores, above"
+  subject.mismatched = "name the same stores in all programs, each once: docs/quorum.md; or leave out --levels and --buckets"
   local command = subject.command
   function subject.command(words) return words == "provision" and subject.unopened or command(words) end
   subject.lock_denied = subject.unopened

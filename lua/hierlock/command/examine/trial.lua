@@ -26,7 +26,7 @@ end
 --- The mend for a failure, where its code says enough; else the caller's words.
 local function way_out(subject, err, else_mend)
   if err.code == "not_provisioned" then return subject.unprovisioned or subject.command "provision" end
-  if err.code == "mismatch" then return "leave out --levels and --buckets, or name another space in the DSN" end
+  if err.code == "mismatch" then return subject.mismatched or "leave out --levels and --buckets, or name another space in the DSN" end
   if err.retry_after then return ("wait %.0f s, and ask again"):format(math.ceil(err.retry_after)) end
   if err.code == "timeout" then return "see who holds it: " .. subject.command "leases" end
   return err.code ~= "unsafe_server" and else_mend or "mend what is found above first; docs/troubleshooting.md says more of each error"
@@ -130,7 +130,7 @@ local function try(subject, found, first, second, target)
 end
 
 --- Tries a store of any kind. Its subject has the mends for denials: `lock_denied`, `leases_denied`, `observers_blind`,
--- and for `not_provisioned` where that is not `hierlock provision`: `unprovisioned`.
+-- for `not_provisioned` where that is not `hierlock provision`: `unprovisioned`, and for another list: `mismatched`.
 -- `leases_tried` is false where no lease can be tried, or the lock is one. `unsettled`: no program has used the store
 -- yet, and the first to open it settles its levels.
 function trial.run(subject, found)
