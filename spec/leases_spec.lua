@@ -63,8 +63,12 @@ describe("a lease", function()
 
     after_each(function()
       support.close_peers()
-      if LEASES[store.name] then assert(open():revoke { target = U1 }) end
-      for _, one in ipairs(opened) do one:close() end
+      local last = open()
+      if LEASES[store.name] then assert(last:revoke { target = U1 }) end
+      for i = 1, #opened - 1 do opened[i]:close() end
+      -- A wait that was given up may stand in line at the server for a moment more, in the way of the next spec.
+      assert(last:acquire(U1, { timeout = 10 })):release { confirm = true }
+      last:close()
       -- An on_lost keeps its arguments, and with them a lock of the space, as long as its manager is there.
       manager, other, opened = nil, nil, nil
     end)
@@ -484,12 +488,14 @@ describe("a lease", function()
 
     it("ends ttl after a refresh, sooner or later than before", function()
       local handle = assert(lease(R1, LONG))
-      for _, ttl in ipairs { 100, 10, 0.5 } do
+      for _, ttl in ipairs { 100, 10, 1.5 } do
+        local start = support.now()
         assert.is_true(handle:refresh(ttl))
         local left = handle:remaining()
         local clocks = store.name == "quorum" and ttl / 100 or 0 -- how far they may differ
-        assert.is_true(left <= ttl and left > ttl - clocks - 0.4, left)
-        assert.is_true(math.abs(leases(other)[1].remaining - left) < clocks + 0.4 + TICKS)
+        assert.is_true(left <= ttl and left > ttl - clocks - 0.4 - (support.now() - start), left)
+        local listed, took = leases(other)[1].remaining, support.now() - start
+        assert.is_true(math.abs(listed - left) < clocks + 0.4 + TICKS + took)
       end
       assert.is_true(handle:refresh())
       assert.is_true(handle:remaining() > LEAST and handle:remaining() <= LONG)
