@@ -96,6 +96,15 @@ describe("a directory", function()
     assert_mended("directory", "wrong", dsn .. "/a/b c")
   end))
 
+  it("whose programs know intentions says so", function()
+    assert.is_nil(examine(dsn).intentions)
+    assert_status(0, run(dsn .. "/i?intentions=on", "doctor", "--levels", "user,account,resource"))
+    for _, parameter in ipairs { "", "?intentions=on" } do
+      assert_finding("ok", examine(dsn .. "/i" .. parameter), "intentions")
+    end
+    assert_finding("wrong", examine(dsn .. "?intentions=on"), "opens")
+  end)
+
   it("that only root can make is made for the user by the line", function()
     if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
     shell("chmod 0755 " .. directory)

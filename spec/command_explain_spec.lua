@@ -45,6 +45,19 @@ describe("the command line of explain", function()
     assert.equal("0 shop", explained("null:", "--levels", "shop,till", "s1/t1")[1][2])
   end)
 
+  it("says what is intended in a directory whose programs know that", function()
+    local dsn = support.asked[1].dsn
+    local function modes(rows)
+      local list = {}
+      for i, row in ipairs(rows) do list[i] = row[4] end
+      return list
+    end
+    assert.same({ "IX", "IX", "exclusive" }, modes(explained(dsn, "u1/a1/r1")))
+    assert.same({ "IS", "shared" }, modes(explained(dsn, "--shared", "u1/a1")))
+    assert.matches("No two of these", select(2, explained(dsn, "--shared", "u1", "u1/a1/r1", "u1/a1")), 1, true)
+    assert.matches("u1/a1/r1 is in u1", select(2, explained(dsn, "u1", "u1/a1/r1")), 1, true)
+  end)
+
   it("says which targets exclude each other, and why", function()
     local _, all = explained("null:", "u1/a1/r1", "u1", "u2", "u2/x", "u1", "u3/a/b")
     assert.matches("\nu1/a1/r1 and u1 exclude each other: u1/a1/r1 is in u1.\n", all, 1, true)

@@ -140,7 +140,7 @@ describe("the directory", function()
         local manager, err = open(directory)
         assert.is_nil(manager)
         assert.equal("store", err.code)
-        assert.matches(("made by another version of hierlock %%(format %d, and this one knows 3%%): see Upgrading in docs/operations.md")
+        assert.matches(("made by another version of hierlock %%(format %d, and this one knows 3 and 4%%): see Upgrading in docs/operations.md")
           :format(version:byte()), err.message)
         assert.not_matches("remove", err.message)
       end
@@ -344,6 +344,236 @@ describe("descriptors", function()
       print("fine")
     ]]):format(fresh()), "ulimit -n 64;")
     assert.equal("fine\n", output)
+  end)
+end)
+
+describe("a directory's record of intentions", function()
+  local SHARED = { mode = "shared", timeout = 0 }
+  after_each(close_all)
+
+  local function mode_of(manager)
+    local handle = assert(manager:acquire({ "u1" }, SHARED))
+    local mode = handle.mode
+    assert(handle:release())
+    return mode
+  end
+
+  local function format_of(directory)
+    local file = assert(io.open(directory .. "/control", "rb"))
+    file:seek("set", 8)
+    local number = file:read(1):byte()
+    file:close()
+    return number
+  end
+
+  local function mismatch(words, manager, err)
+    assert.is_nil(manager)
+    assert.equal("mismatch", err.code)
+    assert.matches(words, err.message, 1, true)
+  end
+
+  it("is its format's number, and is made where the DSN says so", function()
+    local with, without = fresh(), fresh()
+    assert.equal("shared", mode_of(assert(open(with .. "?intentions=on"))))
+    assert.equal("exclusive", mode_of(assert(open(without))))
+    assert.equal(4, format_of(with))
+    assert.equal(3, format_of(without))
+  end)
+
+  it("is followed by programs whose DSN says nothing, also when they make the directory anew", function()
+    local directory = fresh()
+    open(directory .. "?intentions=on"):close()
+    local manager = assert(open(directory))
+    assert.equal("shared", mode_of(manager))
+    assert.equal("IX", manager:plan({ { "u1", "a1" } }):rows()[1].intention)
+    sh("rm -r %s", directory)
+    support.wait_until(function()
+      local handle = manager:acquire { "u1" }
+      if handle then handle:release() end
+      return uv.fs_stat(directory .. "/control")
+    end, "the directory anew")
+    assert.equal(4, format_of(directory))
+    manager:close()
+    assert.equal("shared", mode_of(assert(open(directory))))
+  end)
+
+  it("refuses programs that want what was not made so", function()
+    local directory = fresh()
+    local plain = assert(open(directory))
+    mismatch(directory .. " was made without intentions: leave out intentions=on", open(directory .. "?intentions=on"))
+    plain:close()
+    mismatch("remove that one while no program uses it", open(directory .. "?intentions=on"))
+    assert.equal("exclusive", mode_of(assert(open(directory))))
+    local manager, err = open(directory .. "?intentions=maybe")
+    assert.is_nil(manager)
+    assert.equal("dsn", err.code)
+    assert.matches("intentions in the DSN must be one of on", err.message, 1, true)
+  end)
+
+  it("refuses programs of a directory that was made anew, and is another", function()
+    for _, as in ipairs { { "", "?intentions=on", "was made anew" }, { "?intentions=on", "", "was made without intentions" } } do
+      local directory = fresh()
+      local manager = assert(open(directory .. as[1]))
+      assert(manager:acquire { "u1" }):release()
+      sh("rm -r %s", directory)
+      local other = assert(open(directory .. as[2]))
+      local handle, err
+      support.wait_until(function()
+        handle, err = manager:acquire({ "u1" }, { timeout = 0 })
+        if handle then handle:release() end
+        return not handle
+      end, "the other directory")
+      mismatch(as[3], handle, err)
+      assert.matches(directory, err.message, 1, true)
+      other:close()
+    end
+  end)
+
+  it("is kept by a child that is born before the directory is another", function()
+    local directory = fresh()
+    local output = support.run(([[
+      local hierlock, fork = require "hierlock", require "hierlock_spec.fork"
+      local manager = assert(hierlock.open "file:%s")
+      os.execute "rm -r %s"
+      local other = assert(hierlock.open "file:%s?intentions=on")
+      local pid = fork.fork()
+      if pid == 0 then
+        local handle, err = manager:acquire { "u1" }
+        print(handle, err and err.code, err)
+        io.stdout:flush()
+        fork.exit(0)
+      end
+      fork.wait(pid)
+    ]]):format(directory, directory, directory))
+    assert.matches("^nil%s+mismatch%s.*was made anew", output)
+  end)
+
+  it("refuses a quorum, whose requests say nothing of intentions", function()
+    local list = {}
+    for i = 1, 3 do list[i] = "file:" .. fresh() .. (i == 2 and "?intentions=on" or "") end
+    mismatch("store 2 of the quorum: its programs know intentions", hierlock.open(list, { quorum = "majority" }))
+  end)
+
+  it("keeps a quorum out of a directory that was made anew", function()
+    local list, directory = { "file:" .. fresh(), "file:" .. fresh() }, fresh()
+    list[3] = "file:" .. directory
+    local manager = assert(hierlock.open(list, { quorum = "all" }))
+    managers[#managers + 1] = manager
+    assert(assert(manager:acquire { "u1" }):release { confirm = true })
+    sh("rm -r %s", directory)
+    assert(open(directory .. "?intentions=on"))
+    local err
+    support.wait_until(function()
+      local handle
+      handle, err = manager:acquire({ "u1" }, { timeout = 0.2 })
+      if handle then handle:release { confirm = true } end
+      return not handle
+    end, "a refusal")
+    assert.matches("was made anew, with intentions=on", err.message, 1, true)
+  end)
+end)
+
+describe("a shared inner node", function()
+  local SHARED, BOTH = { mode = "shared", timeout = 0 }, { { "u1", mode = "shared" }, { "u1", "a1", "r1" } }
+  local dsn, manager, other
+
+  before_each(function()
+    dsn = "file:" .. fresh()
+    manager, other = assert(hierlock.open(dsn .. "?intentions=on")), assert(hierlock.open(dsn))
+  end)
+
+  after_each(function()
+    manager:close()
+    other:close()
+  end)
+
+  local function refused(target, options)
+    local handle, err = other:acquire(target, options or { timeout = 0 })
+    assert.is_nil(handle)
+    assert.equal("timeout", err.code)
+  end
+
+  local function granted(target, options)
+    assert(assert(other:acquire(target, options or { timeout = 0 })):release())
+  end
+
+  -- While it reads all of u1, and writes r1.
+  local function reads_all_and_writes_one()
+    refused({ "u1" }, SHARED)
+    refused { "u1", "a2", "r2" }
+    refused({ "u1", "a1", "r1" }, SHARED)
+    granted({ "u1", "a1", "r2" }, SHARED)
+    granted({ "u1", "a2" }, SHARED)
+  end
+
+  it("is read by its holder, who may write one node in it", function()
+    local handle = support.keep(assert(manager:acquire_all(BOTH)))
+    assert.equal("exclusive", handle.mode)
+    reads_all_and_writes_one()
+    handle:release()
+    handle = support.keep(assert(manager:acquire({ "u1" }, { mode = "shared" })))
+    granted({ "u1" }, SHARED)
+    assert(handle:extend { "u1", "a1", "r1" })
+    reads_all_and_writes_one()
+  end)
+
+  it("becomes exclusive for its holder once the other readers have gone", function()
+    local handle = support.keep(assert(manager:acquire({ "u1" }, SHARED)))
+    local reader = assert(other:acquire({ "u1", "a1" }, SHARED))
+    local _, err = handle:extend({ "u1" }, { timeout = 0 })
+    assert.equal("timeout", err.code)
+    assert.is_true(reader:check())
+    reader:release()
+    assert(handle:extend({ "u1" }, { timeout = 0 }))
+    refused({ "u1", "a1" }, SHARED)
+  end)
+
+  it("is a lease's in the same way, which another process imports", function()
+    local handle = assert(manager:acquire_all(BOTH, { ttl = 60 }))
+    reads_all_and_writes_one()
+    local text = assert(handle:export())
+    local peer = support.process { dsn = dsn, options = {} }
+    assert.is_true(peer:call("handles.it = assert(manager:import(...)) return true", text))
+    reads_all_and_writes_one()
+    assert.is_true(peer:call "return handles.it:release { confirm = true }")
+    granted { "u1" }
+    support.close_peers()
+  end)
+
+  it("keeps update locks below out, and is kept out by them", function()
+    local update = assert(manager:acquire({ "u1", "a1", "r1" }, { mode = "update" }))
+    refused({ "u1" }, SHARED)
+    granted({ "u1", "a1", "r1" }, SHARED)
+    assert(update:upgrade())
+    assert(update:downgrade())
+    granted({ "u1", "a1", "r1" }, SHARED)
+    refused({ "u1", "a1" }, SHARED)
+    update:release()
+    local handle = support.keep(assert(manager:acquire({ "u1" }, SHARED)))
+    refused({ "u1", "a1", "r1" }, { mode = "update", timeout = 0 })
+    assert.is_true(handle:is_held())
+  end)
+
+  it("is exclusive for a program that also locks Symfony's files, which know no intentions", function()
+    other:close()
+    other = assert(hierlock.open(dsn, { interoperate = "symfony" }))
+    local handle = assert(other:acquire({ "u1" }, SHARED))
+    assert.equal("exclusive", handle.mode)
+    handle:release()
+    handle = assert(other:acquire { "u1", "a1", "r1" })
+    assert.equal("timeout", select(2, manager:acquire({ "u1" }, SHARED)).code)
+    handle:release()
+    support.keep(assert(manager:acquire({ "u1" }, SHARED)))
+    refused { "u1", "a1", "r1" }
+    granted({ "u1", "a1", "r1" }, SHARED)
+  end)
+
+  it("is seen in a plan of its manager, and is exclusive in what a server is told", function()
+    local rows = manager:plan(BOTH):rows()
+    assert.same({ "shared", "shared", "exclusive" }, { rows[1].mode, rows[2].mode, rows[3].mode })
+    assert.same({ "SIX", "IX" }, { rows[1].intention, rows[2].intention })
+    assert.equal(hierlock.plan(BOTH):sql "mysql", manager:plan(BOTH):sql "mysql")
+    assert.equal(hierlock.plan(BOTH):sql "postgresql", manager:plan(BOTH):sql "postgresql")
   end)
 end)
 

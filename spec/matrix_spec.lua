@@ -1,6 +1,6 @@
 -- Every ordered pair of requests on a whole tree: two users, two accounts in each, two resources in each; exclusive,
--- and for the resources shared, too. The waits are worked out twice: from the rule alone, for ids that share no
--- bucket; and from the rows of the plans, for ids that do.
+-- and for the resources shared, too; on stores with subtrees all nodes. The waits are worked out twice: from the rule
+-- alone, for ids that share no bucket; and from the rows of the plans, for ids that do.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -69,36 +69,42 @@ local function with_collision(one, other)
   return search(other, 1, function(row) return row == wanted end)
 end
 
--- Each node exclusively, and each resource shared as well.
-local function requests_of(nodes)
+-- Each node exclusively, and each resource, or (subtrees) each node, shared as well.
+local function requests_of(nodes, subtrees)
   local requests = {}
   for _, node in ipairs(nodes) do
     requests[#requests + 1] = { target = node, mode = "exclusive" }
-    if #node == 3 then requests[#requests + 1] = { target = node, mode = "shared" } end
+    if #node == 3 or subtrees then requests[#requests + 1] = { target = node, mode = "shared" } end
   end
   return requests
 end
 
 -- ---------------------------------------------------------------- oracles
 
+local function conflict_by_mode(a, b) return a.mode == "exclusive" or b.mode == "exclusive" end
+
 -- The rule: two requests conflict when one's node is the other's, or an ancestor
--- of it; but two shared ones for one resource do not.
+-- of it; but two shared ones do not.
 local function conflict_by_rule(a, b)
   for level = 1, math.min(#a.target, #b.target) do
     if a.target[level] ~= b.target[level] then return false end
   end
-  return #a.target ~= #b.target or a.mode == "exclusive" or b.mode == "exclusive"
+  return conflict_by_mode(a, b)
 end
 
--- The rule of buckets: two requests conflict when they have a row in common that either wants exclusively.
+-- The row of each node of the request, and whether it is the last; by level and bucket.
+local function rows_of(request)
+  local rows, by = hierlock.plan({ request.target }, PLAN):rows(), {}
+  for i, row in ipairs(rows) do by[row.level .. "." .. row.bucket] = i == #rows and "node" or "ancestor" end
+  return by
+end
+
+-- The rule of buckets: two requests conflict when they have a row in common that is the node's of one of them, and
+-- either of them is exclusive.
 local function conflict_by_rows(a, b)
-  local modes = {}
-  for _, row in ipairs(hierlock.plan({ a.target }, { mode = a.mode, buckets = PLAN.buckets }):rows()) do
-    modes[row.level .. "." .. row.bucket] = row.mode
-  end
-  for _, row in ipairs(hierlock.plan({ b.target }, { mode = b.mode, buckets = PLAN.buckets }):rows()) do
-    local mode = modes[row.level .. "." .. row.bucket]
-    if mode and (mode == "exclusive" or row.mode == "exclusive") then return true end
+  local rows = rows_of(a)
+  for name, part in pairs(rows_of(b)) do
+    if rows[name] and (part == "node" or rows[name] == "node") and conflict_by_mode(a, b) then return true end
   end
   return false
 end
@@ -157,19 +163,20 @@ local function sample(requests, conflict, step)
   return chosen
 end
 
-local APART = requests_of(without_collision())
+local APART = without_collision()
 
 local COLLISIONS = {
-  { who = "two users", requests = requests_of(with_collision("1", "2")) },
-  { who = "two accounts of one user", requests = requests_of(with_collision("11", "12")) },
-  { who = "two accounts of different users", requests = requests_of(with_collision("11", "21")) },
-  { who = "two resources of one account", requests = requests_of(with_collision("111", "112")) },
-  { who = "two resources of different users", requests = requests_of(with_collision("111", "221")) },
+  { who = "two users", nodes = with_collision("1", "2") },
+  { who = "two accounts of one user", nodes = with_collision("11", "12") },
+  { who = "two accounts of different users", nodes = with_collision("11", "21") },
+  { who = "two resources of one account", nodes = with_collision("111", "112") },
+  { who = "two resources of different users", nodes = with_collision("111", "221") },
 }
 
 describe("the matrix of all pairs", function()
   support.each_store(function(store)
     local manager
+    local function requests_on(nodes) return requests_of(nodes, store.subtrees) end
 
     before_each(function() manager = support.open(store) end)
 
@@ -180,19 +187,21 @@ describe("the matrix of all pairs", function()
 
     for _, kind in ipairs(support.peer_kinds) do
       it(("is as the rule says, where no two nodes share a bucket (the other one is a %s)"):format(kind[1]), function()
-        local tried, refused, wrong = compare(manager, kind[2](store), APART, conflict_by_rule)
+        local tried, refused, wrong = compare(manager, kind[2](store), requests_on(APART), conflict_by_rule)
         assert.same({}, wrong)
         -- Counted by hand, each with itself and the nodes above and below it. A user conflicts with 7 nodes, an
-        -- account with 4, a resource with 3; a shared resource with 3 exclusive nodes, asked for before or after it.
-        assert.equal(22 * 22, tried)
-        assert.equal(2 * 7 + 4 * 4 + 8 * 3 + 2 * 8 * 3, refused)
+        -- account with 4, a resource with 3; a shared resource with 3 exclusive nodes, asked for before or after it,
+        -- and with subtrees any shared node with as many exclusive ones as if it were one of them.
+        local all = 2 * 7 + 4 * 4 + 8 * 3
+        assert.equal(store.subtrees and 28 * 28 or 22 * 22, tried)
+        assert.equal(all + 2 * (store.subtrees and all or 8 * 3), refused)
       end)
     end
 
     if store.unbucketed then
       it("has no extra waiting where there are no buckets to share", function()
         for _, collision in ipairs(COLLISIONS) do
-          local _, _, wrong = compare(manager, support.process(store), collision.requests, conflict_by_rule)
+          local _, _, wrong = compare(manager, support.process(store), requests_on(collision.nodes), conflict_by_rule)
           assert.same({}, wrong)
         end
       end)
@@ -200,9 +209,10 @@ describe("the matrix of all pairs", function()
 
     for _, collision in ipairs(store.unbucketed and {} or COLLISIONS) do
       it(("has extra waiting where %s share a bucket, and nowhere else"):format(collision.who), function()
-        local _, refused, wrong = compare(manager, support.process(store), collision.requests, conflict_by_rows)
+        local requests = requests_on(collision.nodes)
+        local _, refused, wrong = compare(manager, support.process(store), requests, conflict_by_rows)
         assert.same({}, wrong)
-        assert.is_true(refused > #sample(collision.requests, conflict_by_rule, 1))
+        assert.is_true(refused > #sample(requests, conflict_by_rule, 1))
       end)
     end
 
@@ -210,8 +220,8 @@ describe("the matrix of all pairs", function()
       it(("holds for those who wait, too: they do, and are granted after the release (each a %s)"):format(kind[1]),
         function()
         local peer = kind[2](store)
-        for _, requests in ipairs { APART, COLLISIONS[1].requests } do
-          for _, pair in ipairs(sample(requests, store.unbucketed and conflict_by_rule or conflict_by_rows, kind[1] == "process" and 17 or 37)) do
+        for _, nodes in ipairs { APART, COLLISIONS[1].nodes } do
+          for _, pair in ipairs(sample(requests_on(nodes), store.unbucketed and conflict_by_rule or conflict_by_rows, kind[1] == "process" and 17 or 37)) do
             local held, asked = pair[1], pair[2]
             local handle = assert(manager:acquire(held.target, { mode = held.mode }))
             peer:acquire("second", "acquire", asked.target, { mode = asked.mode })
@@ -223,11 +233,11 @@ describe("the matrix of all pairs", function()
         end
       end)
     end
-  end, true)
+  end, "intentions")
 
   it("never lets buckets miss a conflict that the rule sees", function()
     for _, collision in ipairs(COLLISIONS) do
-      for _, pair in ipairs(sample(collision.requests, conflict_by_rule, 1)) do
+      for _, pair in ipairs(sample(requests_of(collision.nodes, true), conflict_by_rule, 1)) do
         assert.is_true(conflict_by_rows(pair[1], pair[2]), name(pair[1]) .. ", " .. name(pair[2]))
       end
     end

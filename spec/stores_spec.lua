@@ -94,6 +94,28 @@ describe("a store", function()
       assert.is_true(peer:call("return handles.lock:check()"))
     end
 
+    -- ---------------------------------------------------- shared subtrees
+
+    it("shares an inner node where the store can, else takes it exclusively, and says which", function()
+      local mode = store.subtrees and "shared" or "exclusive"
+      local handle = hold({ "u1", "a1" }, { mode = "shared" })
+      assert.equal(mode, handle.mode)
+      assert.equal(mode, manager:holders({ "u1", "a1" })[1].mode)
+      local second = open()
+      for _, reader in ipairs { { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" } } do
+        local other = second:acquire(reader, { mode = "shared", timeout = 0 })
+        assert.equal(store.subtrees or false, other ~= nil)
+        if other then other:release { confirm = true } end
+      end
+      for _, writer in ipairs { { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" } } do
+        local _, err = second:acquire(writer, { timeout = 0 })
+        assert.equal("timeout", err and err.code)
+      end
+      assert(assert(second:acquire({ "u1", "a2" }, { timeout = 0 })):release { confirm = true })
+      assert(handle:release { confirm = true })
+      assert(assert(second:acquire({ "u1", "a1", "r1" }, { timeout = 5 })):release())
+    end)
+
     -- ---------------------------------------------------- all or nothing
 
     for _, timeout in ipairs { 0, 0.1 } do
@@ -618,5 +640,5 @@ describe("a store", function()
         assert(small:acquire { "u2" })
       end)
     end
-  end)
+  end, "intentions")
 end)

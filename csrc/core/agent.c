@@ -111,7 +111,7 @@ static bool plans_conflict(const hl_plan *a, const hl_plan *b) {
       i++;
     else if (order > 0)
       j++;
-    else if (hl__modes_conflict((hl_mode)x[i++].mode, (hl_mode)y[j++].mode))
+    else if (hl__modes_conflict(x[i++].mode, y[j++].mode))
       return true;
   }
   return false;

@@ -172,7 +172,7 @@ uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids, unsigned n)
 typedef struct hl_row {
   uint64_t bucket;
   uint8_t level;
-  uint8_t mode; /* hl_mode */
+  uint8_t mode; /* hl_mode; or an ancestor's intention, with such a layout (mode.h) */
   /* The bucket of the tree's root, so all rows of a tree have the same number. On HL_LEVEL_NAMED:
      where the plan has the name. */
   uint32_t root;
@@ -209,7 +209,8 @@ hl_layout *hl_plan_layout(const hl_plan *plan);
 
 /* Adds the node ids[0]/.../ids[n-1] with its ancestors. HL_SHARED or HL_UPDATE on a level
    that is not the deepest becomes HL_EXCLUSIVE: those who write below it hold
-   it shared, too, and would not be kept out. The ids are copied.
+   it shared, too, and would not be kept out. HL_SHARED stays so with the layout of a manager whose
+   space knows intentions (docs/locking.md). The ids are copied.
    Fails with HL_EMISUSE (no id, too many, one too long or empty), HL_ENOMEM;
    the plan is then unchanged. */
 int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,

@@ -96,11 +96,12 @@ int hl__layout_agree(hl_layout *wanted, const hl__space *space, hl_layout **agre
   *agreed = NULL;
   if (space->buckets > 0 && (wanted->levels_open || strcmp(ours, space->names) == 0) &&
       (wanted->buckets_open || wanted->buckets == space->buckets)) {
-    if (!wanted->levels_open && !wanted->buckets_open) {
+    if (!wanted->levels_open && !wanted->buckets_open && wanted->intentions == space->intentions) {
       *agreed = hl_layout_ref(wanted);
       return HL_OK;
     }
     int status = layout_parse(space->names, space->buckets, agreed, error);
+    if (status == HL_OK) (*agreed)->intentions = space->intentions;
     if (status != HL_EMISUSE) return status;
   }
   return hl__error(error, HL_EMISMATCH,
@@ -117,12 +118,12 @@ bool hl__layout_is_same(const hl_layout *a, const hl_layout *b) {
   return true;
 }
 
-/* Copies a layout without its names of nodes. */
-static int layout_copy(const hl_layout *layout, hl_layout **copy, hl_error *error) {
+int hl__layout_plain(const hl_layout *layout, hl_layout **copy, hl_error *error) {
   *copy = malloc(sizeof **copy);
   if (!*copy) return hl__error_memory(error);
   memcpy(*copy, layout, sizeof **copy);
   atomic_init(&(*copy)->references, 1u);
+  (*copy)->intentions = 0;
   (*copy)->name_key = NULL;
   (*copy)->patterns = NULL;
   (*copy)->own_names[0] = '\0';
@@ -130,7 +131,7 @@ static int layout_copy(const hl_layout *layout, hl_layout **copy, hl_error *erro
 }
 
 int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout, hl_error *error) {
-  int status = layout_copy(wanted, layout, error);
+  int status = hl__layout_plain(wanted, layout, error);
   if (status) return status;
   (*layout)->buckets = 0;
   (*layout)->levels_open = (*layout)->buckets_open = false;
@@ -203,8 +204,9 @@ int hl__layout_named(const hl_layout *wanted, uint64_t (*name_key)(const char *n
   if (patterns && (n < wanted->levels || patterns[n]))
     return hl__error(error, HL_EMISUSE, "names: there must be one for each of the %u levels",
                      wanted->levels);
-  int status = layout_copy(wanted, layout, error);
+  int status = hl__layout_plain(wanted, layout, error);
   if (status) return status;
+  (*layout)->intentions = wanted->intentions;
   (*layout)->name_key = name_key;
   if (own_names) strcpy((*layout)->own_names, own_names);
   if (!patterns) return HL_OK;

@@ -16,7 +16,8 @@ struct hl_layout {
   unsigned levels;
   uint32_t buckets;               /* 0: one per hash, see hl_layout_bucket */
   bool levels_open, buckets_open; /* defaults: the space may have others */
-  uint32_t seeds[HL_LEVELS_MAX];  /* the hash of the level's name */
+  int intentions; /* in rows of ancestors (mode.h): 1; none: -1; none yet: 0, the space decides */
+  uint32_t seeds[HL_LEVELS_MAX]; /* the hash of the level's name */
   uint64_t wide_seeds[HL_LEVELS_MAX];
   char names[HL_LEVELS_MAX][HL_LEVEL_NAME_MAX + 1];
   /* If nodes are also locked by name: the store's key of a name; else NULL. */
@@ -34,12 +35,13 @@ typedef struct hl__space {
   const char *name;  /* "the table x" */
   const char *names; /* of its levels, as from hl__layout_names */
   uint32_t buckets;
+  int intentions;    /* as in a layout; `wanted` has the same, or 0 */
   const char *other; /* how the program gets a space of its own, for messages */
 } hl__space;
 
 /* Finds the layout on which space and program agree: the space's, unless the program wants another.
-   *agreed: a reference to a layout that leaves nothing open; it is `wanted` if that leaves nothing
-   open. HL_ENOMEM, HL_EMISMATCH. */
+   *agreed: a reference to a layout that leaves nothing open that the space decides; it is `wanted`
+   if that does not either. HL_ENOMEM, HL_EMISMATCH. */
 int hl__layout_agree(hl_layout *wanted, const hl__space *space, hl_layout **agreed,
                      hl_error *error);
 /* The same for a space without buckets, of whose levels a store has found the names. The first
@@ -80,8 +82,10 @@ static inline int64_t hl__row_key(unsigned level, uint64_t bucket) {
   return (int64_t)(level & HL_LEVEL_UPDATE ? ~key : key);
 }
 
-/* Makes a layout with the levels of `wanted`, no buckets, and nothing open. The program's number of
-   buckets does not count then. HL_OK, HL_ENOMEM. */
+/* Copies a layout without names of nodes and intentions. HL_OK, HL_ENOMEM. */
+int hl__layout_plain(const hl_layout *layout, hl_layout **copy, hl_error *error);
+/* Makes such a layout with the levels of `wanted`, no buckets, and nothing open. The program's
+   number of buckets does not count then. HL_OK, HL_ENOMEM. */
 int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout, hl_error *error);
 
 #endif

@@ -52,9 +52,7 @@ static void heap_remove(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__man
 enum { WHOLE = 0 }; /* or an hl_mode */
 
 /* Whether two requests that take the row like this can be granted together. */
-static bool is_shareable(const hl_row *row) {
-  return !hl__modes_conflict((hl_mode)row->mode, (hl_mode)row->mode);
-}
+static bool is_shareable(const hl_row *row) { return !hl__modes_conflict(row->mode, row->mode); }
 
 static const hl_row *rows_of(const hl__waiter *waiter, size_t *n) {
   return hl__plan_rows(waiter->plan, n);
@@ -127,7 +125,7 @@ static void member_remove(hl__member *member) {
 }
 
 /* Whether the request, whose row i is the last row of the class, needs all rows of the class. If
-   the class is WHOLE, whether it needs all of them shared. */
+   the class is WHOLE, whether it can share all of them, and waits where that class would. */
 static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
   size_t n;
   const hl_row *wanted = rows_of(head->waiter, &n);
@@ -142,7 +140,9 @@ static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
         high = middle;
     }
     if (low > i || hl__row_compare(&rows[low], &wanted[j]) != 0) return false;
-    if (head->kind == WHOLE && !is_shareable(&rows[low])) return false;
+    if (head->kind == WHOLE && (!hl__mode_covers(rows[low].mode, wanted[j].mode) ||
+                                hl__modes_conflict(rows[low].mode, wanted[j].mode)))
+      return false;
     i = low;
   }
   return true;
@@ -179,9 +179,7 @@ static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
     for (; head && seen < HL__LINE_CLASSES; head = head->chain) {
       if (hl__row_compare(last_row(head), &rows[i]) != 0) continue;
       seen++;
-      if (head->kind == WHOLE ? conflicts
-                              : !hl__modes_conflict((hl_mode)rows[i].mode, (hl_mode)head->kind))
-        continue;
+      if (head->kind == WHOLE ? conflicts : !hl__modes_conflict(rows[i].mode, head->kind)) continue;
       if (!has_rows(rows, i, head)) continue;
       hl__member *member = head->kind == WHOLE ? head : last_before(head, arrival, waiter, i);
       if (member && (!nearest || member->waiter->arrival > nearest->waiter->arrival))

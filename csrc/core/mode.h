@@ -3,13 +3,13 @@
  * covers two, in which modes a node and its ancestors are locked, and the order of rows. (Names:
  * hl_mode_name.) No other code compares modes by their numbers.
  *
- *                     the other holds it
- *                     shared     update     exclusive
- *     shared          both       both       waits
- *     update          both       waits      waits
- *     exclusive       waits      waits      waits
+ * Targets are shared, update or exclusive. So are rows; but where the layout has intentions, the
+ * row of an ancestor says what is intended below it (Gray, Lorie, Putzolu, Traiger, "Granularity of
+ * Locks", 1976): IS, to share a node there; IX, to have one exclusively or for update. Then a
+ * shared lock (S) on an inner node shares its subtree. SIX is S and IX. Without intentions an
+ * ancestor's row is shared, whatever is wanted below it.
  *
- * Rows are only shared or exclusive. A node that is locked for update is two rows: its own, shared,
+ * No row is taken for update. A node that is locked for update is two rows: its own, shared,
  * and its update row, exclusively, which other modes do not request. So at most one holder has the
  * update lock, and only that one may make the node's row exclusive.
  *
@@ -21,45 +21,52 @@
 
 #include "hierlock.h"
 
+/* The modes of rows beside hl_mode. */
+enum { HL__IS = HL_UPDATE + 1, HL__IX, HL__SIX };
+
+/* What a holder in the mode keeps out: a bit for each mode. 0 and 7 are no modes, only a damaged
+   file has them, and they conflict with all. 1: the one waits for the other. */
+#define HL__KEEPS_OUT(is, ix, s, u, six)                                                           \
+  (0x81 | 1 << HL_EXCLUSIVE | (is) << HL__IS | (ix) << HL__IX | (s) << HL_SHARED |                 \
+   (u) << HL_UPDATE | (six) << HL__SIX)
+static const uint8_t hl__mode_conflicts[] = {[0] = 0xFF,
+                                             [HL__IS] = HL__KEEPS_OUT(0, 0, 0, 0, 0),
+                                             [HL__IX] = HL__KEEPS_OUT(0, 0, 1, 1, 1),
+                                             [HL_SHARED] = HL__KEEPS_OUT(0, 1, 0, 0, 1),
+                                             [HL_UPDATE] = HL__KEEPS_OUT(0, 1, 0, 1, 1),
+                                             [HL__SIX] = HL__KEEPS_OUT(0, 1, 1, 1, 1),
+                                             [HL_EXCLUSIVE] = HL__KEEPS_OUT(1, 1, 1, 1, 1),
+                                             [7] = 0xFF};
+
 /* Whether two requests for one row, or one node, exclude each other. */
-static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
-  static const bool conflict[][HL_UPDATE + 1] = {
-      [HL_SHARED] = {[HL_EXCLUSIVE] = true},
-      [HL_UPDATE] = {[HL_UPDATE] = true, [HL_EXCLUSIVE] = true},
-      [HL_EXCLUSIVE] = {[HL_SHARED] = true, [HL_UPDATE] = true, [HL_EXCLUSIVE] = true},
-  };
-  return conflict[a][b];
+static inline bool hl__modes_conflict(unsigned a, unsigned b) {
+  return hl__mode_conflicts[a & 7u] >> (b & 7u) & 1u;
 }
 
-/* The weakest mode that allows everything that both modes allow. A request that needs a row for two
-   targets takes it in this mode. */
-static inline hl_mode hl__mode_supremum(hl_mode a, hl_mode b) {
-  static const hl_mode supremum[][HL_UPDATE + 1] = {
-      [HL_SHARED] =
-          {[HL_SHARED] = HL_SHARED, [HL_UPDATE] = HL_UPDATE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
-      [HL_UPDATE] =
-          {[HL_SHARED] = HL_UPDATE, [HL_UPDATE] = HL_UPDATE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
-      [HL_EXCLUSIVE] =
-          {[HL_SHARED] = HL_EXCLUSIVE, [HL_UPDATE] = HL_EXCLUSIVE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
-  };
-  return supremum[a][b];
+/* Whether a holder in `held` need not lock again for `wanted`: it keeps out all that that would. */
+static inline bool hl__mode_covers(unsigned held, unsigned wanted) {
+  return (hl__mode_conflicts[wanted & 7u] & ~hl__mode_conflicts[held & 7u]) == 0;
 }
 
-/* Whether a holder in `held` does not need to lock again for `wanted`. */
-static inline bool hl__mode_covers(hl_mode held, hl_mode wanted) {
-  return hl__mode_supremum(held, wanted) == held;
+/* The weakest mode that keeps out all that either does, for a row of two targets: there is one. */
+static inline hl_mode hl__mode_supremum(unsigned a, unsigned b) {
+  const uint8_t both = hl__mode_conflicts[a & 7u] | hl__mode_conflicts[b & 7u];
+  unsigned mode = HL_SHARED;
+  while (hl__mode_conflicts[mode] != both) mode++;
+  return (hl_mode)mode;
 }
 
-/* The mode of the ancestors of a node that is locked in this mode. */
-static inline hl_mode hl__mode_of_ancestor(hl_mode mode) {
-  (void)mode;
-  return HL_SHARED;
+/* The mode of the rows of the ancestors of a node that is locked in this mode. An update lock may
+   become exclusive. */
+static inline hl_mode hl__mode_of_ancestor(hl_mode mode, bool intentions) {
+  return intentions ? (hl_mode)(mode == HL_SHARED ? HL__IS : HL__IX) : HL_SHARED;
 }
 
 /* The mode in which a node is locked that was requested in `wanted`. A shared lock of an inner node
-   would not exclude the writers below it: they hold the inner node shared, too. */
-static inline hl_mode hl__mode_of_node(hl_mode wanted, bool deepest_level) {
-  return deepest_level ? wanted : HL_EXCLUSIVE;
+   excludes the writers below it only if these say what they intend: else they hold the inner node
+   shared, too. */
+static inline hl_mode hl__mode_of_node(hl_mode wanted, bool deepest_level, bool intentions) {
+  return deepest_level || (intentions && wanted == HL_SHARED) ? wanted : HL_EXCLUSIVE;
 }
 
 /* The mode of the row of a node that is locked in this mode. */

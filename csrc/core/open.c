@@ -144,10 +144,8 @@ int hl_manager_open(const hl_config *given, hl_manager **result, hl_error *error
   if (!manager) return hl__error_memory(error);
   name_process(manager, config->application);
   manager->pool_size = config->pool_size;
-  if (config->layout)
-    manager->layout = hl_layout_ref(config->layout);
-  else
-    status = hl_layout_new(NULL, 0, 0, &manager->layout, error);
+  status = config->layout ? hl__layout_plain(config->layout, &manager->layout, error)
+                          : hl_layout_new(NULL, 0, 0, &manager->layout, error);
 
   const char *dsn = hl_dsn_default(config->dsn);
   if (status == HL_OK) status = find_ops(config->stores, dsn, &manager->ops, error);

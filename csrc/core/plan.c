@@ -213,8 +213,9 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, hl_target target, hl_error *er
   status = names_check(plan, ids, n, error);
   if (status) return status;
 
-  bool deepest = n == plan->layout->levels;
-  mode = hl__mode_of_node(mode, deepest);
+  bool deepest = n == plan->layout->levels, intentions = plan->layout->intentions > 0;
+  /* The names of nodes have no modes for intentions. */
+  mode = hl__mode_of_node(mode, deepest, intentions && !named);
   plan->targets[plan->target_count++] = (hl__plan_target){
       .ids = plan->byte_count,
       .level = (uint8_t)level,
@@ -244,11 +245,10 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, hl_target target, hl_error *er
         .bucket = i ? hl_layout_bucket(plan->layout, ids, i + 1) : root,
         .root = (uint32_t)(root ^ root >> 32),
         .level = (uint8_t)i,
-        .mode = (uint8_t)(i == level ? row_mode : hl__mode_of_ancestor(mode)),
+        .mode = (uint8_t)(i == level ? row_mode : hl__mode_of_ancestor(mode, intentions)),
     };
   if (!named) return HL_OK;
-  for (unsigned i = 0; i < n; i++)
-    name_add(plan, ids, i + 1, i == level ? row_mode : hl__mode_of_ancestor(mode));
+  for (unsigned i = 0; i < n; i++) name_add(plan, ids, i + 1, i == level ? row_mode : HL_SHARED);
   plan->ordered = false;
   return HL_OK;
 }
@@ -320,7 +320,7 @@ void hl__plan_order(hl_plan *plan) {
   for (size_t i = 0; i < plan->row_count; i++) {
     hl_row *row = &plan->rows[i], *last = kept ? &plan->rows[kept - 1] : NULL;
     if (last && row_compare(last, row) == 0)
-      last->mode = (uint8_t)hl__mode_supremum((hl_mode)last->mode, (hl_mode)row->mode);
+      last->mode = (uint8_t)hl__mode_supremum(last->mode, row->mode);
     else
       plan->rows[kept++] = *row;
   }
@@ -350,7 +350,7 @@ size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held, hl_row *missin
   for (size_t i = 0; i < n; i++) {
     while (j < held_count && hl__row_compare(&have[j], &rows[i]) < 0) j++;
     bool covered = j < held_count && hl__row_compare(&have[j], &rows[i]) == 0 &&
-                   hl__mode_covers((hl_mode)have[j].mode, (hl_mode)rows[i].mode);
+                   hl__mode_covers(have[j].mode, rows[i].mode);
     if (!covered) missing[count++] = rows[i];
   }
   return count;
@@ -360,7 +360,7 @@ hl_mode hl_plan_mode(const hl_plan *plan) {
   hl_mode mode = HL_SHARED;
   if (!plan) return (hl_mode)0;
   for (size_t i = 0; i < plan->target_count; i++)
-    mode = hl__mode_supremum(mode, (hl_mode)plan->targets[i].mode);
+    mode = hl__mode_supremum(mode, plan->targets[i].mode);
   return mode;
 }
 

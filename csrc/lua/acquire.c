@@ -238,8 +238,8 @@ that fails holds nothing.
 @number[opt] options.timeout seconds, to the millisecond, never early. 0 tries once.
   `math.huge` waits for ever. The default is the manager's
 @string[opt="exclusive"] options.mode `"exclusive"`, `"update"` (see `handle:upgrade`) or
-  `"shared"`, for a target without a mode. A target on an inner level is always locked
-  exclusively, and `handle.mode` says so
+  `"shared"`, for a target without a mode. A target on an inner level is locked exclusively, and
+  `handle.mode` says so. But a space with intentions shares all that is below a shared one
 @string[opt] options.label shown to observers: any bytes. Observers see some 120 of them
 @number[opt] options.ttl makes it a lease: seconds from the grant, 0.001 to ten years. The lease
   ends then, unless it is refreshed. Without a `ttl` the call takes a session lock

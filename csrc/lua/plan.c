@@ -6,6 +6,7 @@
 #include "hll.h"
 
 #include "layout.h"
+#include "mode.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -34,9 +35,11 @@ Lists the rows in locking order, each once, in the strongest mode that any targe
   is 128 more than its node's. In a plan of `manager:plan`, on a store without buckets,
   `bucket` is a hash of 60 bits, which may be too large for a number of this Lua. So each row has it
   in two strings, too: `key` is the decimal number of PostgreSQL's advisory locks and SQLite's rows.
-  `node` is the end of Redis' keys
+  `node` is the end of Redis' keys. Where the manager's space knows intentions, the rows of
+  ancestors are `"shared"`, and `intention` says what for: `"IS"`, `"IX"`, `"SIX"`
 */
 static int plan_rows(lua_State *L) {
+  static const char *const intentions[] = {"IS", "IX", "SIX"};
   size_t n;
   (void)hl_plan_rows(plan_check(L)->plan, &n);
   lua_createtable(L, (int)n, 0);
@@ -49,7 +52,8 @@ static int plan_rows(lua_State *L) {
     lua_setfield(L, -2, "level");
     lua_pushinteger(L, (lua_Integer)row.bucket);
     lua_setfield(L, -2, "bucket");
-    hll_set_text(L, "mode", hl_mode_name((hl_mode)row.mode));
+    hll_set_text(L, "mode", hl_mode_name(row.mode > HL_UPDATE ? HL_SHARED : (hl_mode)row.mode));
+    if (row.mode > HL_UPDATE) hll_set_text(L, "intention", intentions[row.mode - HL__IS]);
     if (unbucketed) {
       (void)snprintf(key, sizeof key, "%" PRId64, hl__row_key(row.level, row.bucket));
       hll_set_text(L, "key", key);

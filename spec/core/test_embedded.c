@@ -16,17 +16,15 @@
 
 static void modes_conflict_as_the_table_says(void **state) {
   (void)state;
-  static const char *const table[] = {
-      [HL__SHM_IS] = "IS", [HL__SHM_IX] = "IX",   [HL__SHM_S] = "S",
-      [HL__SHM_U] = "U",   [HL__SHM_SIX] = "SIX", [HL__SHM_X] = "X"};
+  static const char *const table[] = {[HL__IS] = "IS",   [HL__IX] = "IX",   [HL_SHARED] = "S",
+                                      [HL_UPDATE] = "U", [HL__SIX] = "SIX", [HL_EXCLUSIVE] = "X"};
   /* Symmetric; and all pairs that exclude each other. */
-  static const uint8_t order[] = {HL__SHM_IS, HL__SHM_IX,  HL__SHM_S,
-                                  HL__SHM_U,  HL__SHM_SIX, HL__SHM_X};
+  static const uint8_t order[] = {HL__IS, HL__IX, HL_SHARED, HL_UPDATE, HL__SIX, HL_EXCLUSIVE};
   static const char *const waits[] = {".....w", "..wwww", ".w..ww", ".w.www", ".wwwww", "wwwwww"};
   for (unsigned i = 0; i < 6; i++)
     for (unsigned j = 0; j < 6; j++) {
       assert_non_null(table[order[i]]);
-      assert_int_equal(hl__shm_conflicts[order[i]] >> order[j] & 1, waits[i][j] == 'w');
+      assert_int_equal(hl__modes_conflict(order[i], order[j]), waits[i][j] == 'w');
       int first = take_one(a, row(0, 1, (hl_mode)order[i]), 0);
       int second = take_one(b, row(0, 1, (hl_mode)order[j]), 0);
       assert_int_equal(first, HL_OK);
@@ -34,6 +32,61 @@ static void modes_conflict_as_the_table_says(void **state) {
       hl__shm_give_back(a, 0);
       hl__shm_give_back(b, 0);
     }
+}
+
+/* The join of two modes keeps out what either does, and nothing else. */
+static void modes_are_joined(void **state) {
+  (void)state;
+  for (unsigned i = HL_SHARED; i <= HL__SIX; i++)
+    for (unsigned j = HL_SHARED; j <= HL__SIX; j++) {
+      const unsigned joined = hl__mode_supremum(i, j);
+      assert_int_equal(joined, hl__mode_supremum(j, i));
+      assert_int_equal(hl__mode_covers(i, j), joined == i);
+      for (unsigned k = HL_SHARED; k <= HL__SIX; k++)
+        assert_int_equal(hl__modes_conflict(joined, k),
+                         hl__modes_conflict(i, k) || hl__modes_conflict(j, k));
+    }
+  assert_int_equal(hl__mode_supremum(HL_SHARED, HL__IX), HL__SIX);
+  assert_int_equal(hl__mode_supremum(HL_SHARED, HL__IS), HL_SHARED);
+  assert_int_equal(hl__mode_supremum(HL__SIX, HL_EXCLUSIVE), HL_EXCLUSIVE);
+}
+
+static void assert_free_for(hl_mode granted, hl_mode refused) {
+  assert_int_equal(take_one(c, row(1, 5, granted), 0), HL_OK);
+  hl__shm_give_back(c, 0);
+  assert_int_equal(take_one(c, row(1, 5, refused), 0), HL_TIMEOUT);
+}
+
+/* A session that shares a subtree, and works in it, keeps out what either keeps out; so does its
+   lease. */
+static void two_modes_of_one_row_count_together(void **state) {
+  (void)state;
+  const hl_row intended = row(1, 5, (hl_mode)HL__IX);
+  assert_int_equal(take_one(a, row(1, 5, S), 0), HL_OK);
+  assert_free_for(S, (hl_mode)HL__IX);
+  assert_int_equal(take_one(a, intended, 0), HL_OK);
+  assert_free_for((hl_mode)HL__IS, S);
+  assert_free_for((hl_mode)HL__IS, (hl_mode)HL__IX);
+  uint32_t lease = lease_new(a, 1000000);
+  assert_free_for((hl_mode)HL__IS, S);
+  assert_free_for((hl_mode)HL__IS, (hl_mode)HL__IX);
+  assert_true(hl__shm_lease_end(space, lease, stamp_of(lease), 0));
+  assert_int_equal(take_one(a, row(1, 5, S), 0), HL_OK);
+  assert_int_equal(take_one(a, intended, 0), HL_OK);
+  assert_true(hl__shm_give_back_row(a, &intended));
+  assert_free_for(S, (hl_mode)HL__IX);
+}
+
+/* Writers below do not pass one who waits to share all of it; nor do they starve it. */
+static void an_intention_stands_in_the_queue(void **state) {
+  (void)state;
+  assert_int_equal(take_one(a, row(1, 5, (hl_mode)HL__IX), 0), HL_OK);
+  waiter it = {.session = b, .row = row(1, 5, S), .ms = PATIENCE_MS};
+  waiter_start(&it);
+  assert_int_equal(take_one(c, row(1, 5, (hl_mode)HL__IX), 0), HL_TIMEOUT);
+  hl__shm_give_back(a, 0);
+  assert_int_equal(waiter_end(&it), HL_OK);
+  assert_free_for(S, (hl_mode)HL__IX);
 }
 
 /* ---------------------------------------------------------------- sessions */
@@ -155,6 +208,33 @@ static void a_circle_is_refused(void **state) {
   hl__shm_give_back(last ? b : a, 0);
   assert_int_equal(waiter_end(last ? &it : &closes), HL_OK);
   hl__shm_end(d);
+}
+
+static void circle_of(hl_mode held, hl_mode wanted) {
+  const hl_row own[2] = {row(1, 1, held), row(1, 2, wanted)};
+  hl__shm_session *sessions[2] = {a, b};
+  waiter waiters[2];
+  for (int i = 0; i < 2; i++) assert_int_equal(take_one(sessions[i], own[i], 0), HL_OK);
+  for (int i = 0; i < 2; i++) {
+    hl_row other = own[1 - i];
+    other.mode = own[i].mode;
+    waiters[i] = (waiter){
+        .session = sessions[i], .row = other, .ms = PATIENCE_MS, .agent = 11 * (uint64_t)(i + 1)};
+    waiter_start(&waiters[i]);
+  }
+  while (!atomic_load(&waiters[0].done) && !atomic_load(&waiters[1].done)) (void)usleep(1000);
+  const int victim = atomic_load(&waiters[1].done);
+  assert_int_equal(waiter_end(&waiters[victim]), HL_DEADLOCK);
+  hl__shm_give_back(sessions[victim], 0);
+  assert_int_equal(waiter_end(&waiters[1 - victim]), HL_OK);
+  hl__shm_give_back(sessions[1 - victim], 0);
+}
+
+/* One shares a subtree and waits to share another, whose writer wants to write in the first. */
+static void a_circle_of_intentions_is_refused(void **state) {
+  (void)state;
+  circle_of(S, (hl_mode)HL__IX);
+  circle_of((hl_mode)HL__IX, (hl_mode)HL__SIX);
 }
 
 static void take_as(hl__shm_session *session, hl_row it, uint64_t agent) {
@@ -346,6 +426,10 @@ static void a_claim_of_a_lease_without_a_record_is_in_no_way(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       IT(modes_conflict_as_the_table_says),
+      IT(modes_are_joined),
+      IT(two_modes_of_one_row_count_together),
+      IT(an_intention_stands_in_the_queue),
+      IT(a_circle_of_intentions_is_refused),
       IT(all_rows_or_none),
       IT(one_session_is_not_in_its_own_way),
       IT(an_upgrade_comes_before_others),

@@ -83,12 +83,11 @@ static void what_is_wrong_is_refused(void **state) {
   (void)snprintf(path, sizeof path, "%s/not/there", directory);
   assert_int_equal(open_status(path, NULL), HL_ESTORE);
 
-  hl_dsn odd = {.store = "file", .path = directory, .param_count = 1, .params = {{"shared", "1"}}};
-  hl_store_config c = config;
+  hl_dsn odd;
   hl_error error;
-  c.dsn = &odd;
-  assert_int_equal(ops->open(&c, &store, &error), HL_EDSN);
+  assert_int_equal(hl_dsn_parse("file:/there?shared=1", ops->parse, &odd, &error), HL_EDSN);
   assert_non_null(strstr(error.message, "shared"));
+  hl_dsn_dispose(&odd);
 }
 
 static void files_have_the_directorys_rights(void **state) {

@@ -46,6 +46,39 @@ static void a_killed_holder_is_noticed(void **state) {
   }
 }
 
+/* Two processes have the row; one dies inside, and what the other has is rebuilt. */
+static void a_rebuilt_row_is_in_the_mode_it_was_in(void **state) {
+  (void)state;
+  const hl_row weakest = row(2, 3, (hl_mode)HL__IS);
+  for (unsigned mode = HL_SHARED; mode <= HL__SIX; mode++) {
+    if (mode == HL_EXCLUSIVE) continue;
+    waiter it = {.session = c, .row = row(2, 3, X), .ms = PATIENCE_MS};
+    assert_int_equal(take_one(a, row(2, 3, (hl_mode)mode), 0), HL_OK);
+    pid_t pid = holder_start(&weakest, 1, true);
+    holder_kill(pid);
+    for (unsigned wanted = HL_SHARED; wanted <= HL__SIX; wanted++) {
+      const int expected = hl__modes_conflict(mode, wanted) ? HL_TIMEOUT : HL_OK;
+      assert_int_equal(take_one(b, row(2, 3, (hl_mode)wanted), 0), expected);
+      hl__shm_give_back(b, 0);
+    }
+    assert_sound();
+    waiter_start(&it); /* what waits is rebuilt in its mode, too */
+    pid = fork();
+    if (pid == 0) {
+      hl__shm_space *own = space_open();
+      (void)hl__shm_part_lock(own, hl__shm_claim_part(hl__shm_key(3, 2)), INT64_MAX, NULL);
+      (void)raise(SIGKILL);
+    }
+    (void)waitpid(pid, NULL, 0);
+    assert_int_equal(take_one(b, weakest, 0), HL_TIMEOUT); /* it comes behind */
+    hl__shm_give_back(a, 0);
+    assert_int_equal(waiter_end(&it), HL_OK);
+    assert_int_equal(take_one(b, weakest, 0), HL_TIMEOUT);
+    assert_sound();
+    hl__shm_give_back(c, 0);
+  }
+}
+
 static long switches(void) {
   struct rusage used;
   assert_int_equal(getrusage(RUSAGE_SELF, &used), 0);
@@ -509,6 +542,7 @@ static void a_forked_child_has_nothing(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       IT(a_killed_holder_is_noticed),
+      IT(a_rebuilt_row_is_in_the_mode_it_was_in),
       IT(a_waiter_hardly_wakes_up),
       IT(a_stopped_process_inside_is_named),
       IT(a_stopped_process_is_named_to_those_that_wait),

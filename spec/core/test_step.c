@@ -40,7 +40,7 @@ static shared *between;
 static hl__shm_space *space;
 static hl__shm_session *live, *taker, *waiting;
 /* What the child works on; what `live` holds all the time. */
-static hl_row own[3], mine[2];
+static hl_row own[3], mine[2], awaited;
 static long kills, wrongs;
 
 /* --------------------------------------------------------------- the child */
@@ -80,6 +80,17 @@ static void upgrade_and_back(stepped *it) {
   (void)take(it->session, &up, 1, 0);
   (void)hl__shm_give_back_row(it->session, &up);
 }
+/* Intends to work below rows. */
+static void intend(stepped *it) {
+  const hl_row rows[3] = {row(0, 101, (hl_mode)HL__IS), row(1, 202, (hl_mode)HL__IX),
+                          row(2, 303, (hl_mode)HL__IX)};
+  (void)take(it->session, rows, 3, 0);
+}
+/* Shares what is below, too, so that it has SIX; and makes a lease of all that. */
+static void share_beside(stepped *it) {
+  (void)take_one(it->session, own[1], 0);
+  lease_make(it, 1);
+}
 static void sweep(stepped *it) { hl__shm_sweep(it->space, true, INT64_MAX); }
 static void to_lease(stepped *it) { lease_make(it, 1); }
 static void hold_lease(stepped *it) {
@@ -110,7 +121,7 @@ typedef struct operation {
   void (*before)(stepped *it);
   void (*run)(stepped *it);
   bool opens;   /* the child has not opened the directory */
-  bool waited;  /* a thread of the parent waits for own[2] ... */
+  bool waited;  /* a thread of the parent waits for own[2], if it only intends, shared ... */
   bool rings;   /* ... or the bell does */
   bool granted; /* the parent holds own[2], and gives it back meanwhile */
   bool mends;   /* a third process has died inside */
@@ -175,7 +186,7 @@ static bool ear_go(hl__shm_ear *ear) {
 /* Waits for own[2]; with `context` as a take does that does not block. */
 static void *waiter_run(void *context) {
   hl_error error;
-  const hl_request request = {.rows = &own[2], .n = 1, .deadline = hl__now_ms() + PATIENCE_MS};
+  const hl_request request = {.rows = &awaited, .n = 1, .deadline = hl__now_ms() + PATIENCE_MS};
   if (context) {
     hl__shm_ear ear = {.go = ear_go};
     taking = (hl__shm_taking){.session = waiting, .request = &request};
@@ -342,6 +353,8 @@ static long kill_behind(const operation *what, long k) {
   pthread_t thread;
   int status;
   atomic_store(&between->done, 0);
+  awaited = own[2];
+  if (what->before == intend) awaited.mode = S;
   pid_t pid = fork();
   if (pid == 0) child(what);
   if (waitpid(pid, &status, 0) != pid || !WIFSTOPPED(status)) {
@@ -425,6 +438,9 @@ STEP(a_take, .before = do_nothing, .run = hold)
 STEP(a_release, .before = hold, .run = give_back)
 STEP(a_release_to_a_waiter, .before = hold, .run = give_back, .waited = true)
 STEP(a_release_to_a_bell, .before = hold, .run = give_back, .waited = true, .rings = true)
+STEP(an_intention, .before = do_nothing, .run = intend)
+STEP(an_intention_given_back_to_a_sharer, .before = intend, .run = give_back, .waited = true)
+STEP(an_intention_beside_sharing, .before = intend, .run = share_beside)
 STEP(a_wait_in_vain, .before = do_nothing, .run = wait_in_vain, .waits = true)
 STEP(a_cancelled_wait, .before = do_nothing, .run = be_cancelled, .waits = true)
 STEP(a_wait_that_is_granted, .before = do_nothing, .run = be_granted, .granted = true,
@@ -445,6 +461,9 @@ int main(int argc, char **argv) {
       IT(a_release),
       IT(a_release_to_a_waiter),
       IT(a_release_to_a_bell),
+      IT(an_intention),
+      IT(an_intention_given_back_to_a_sharer),
+      IT(an_intention_beside_sharing),
       IT(a_wait_in_vain),
       IT(a_cancelled_wait),
       IT(a_wait_that_is_granted),

@@ -19,18 +19,23 @@ enum {
 };
 
 typedef struct shared {
-  /* What a process believes to hold: hl_mode, from behind the grant until before the release. */
+  /* What a process believes to hold: a mode, from behind the grant until before the release. */
   atomic_int holds[ROWS][KIDS], killed[KIDS];
   _Atomic uint64_t token[ROWS];
   _Atomic uint64_t grants, timeouts, deadlocks, leases, others, late_us, violations, fallen;
 } shared;
 static shared *all;
 
-static bool excludes(int a, int b) { return a && b && hl__shm_conflicts[a] >> b & 1; }
+static bool excludes(int a, int b) {
+  return a && b && hl__modes_conflict((unsigned)a, (unsigned)b);
+}
 
 /* The process has the row in that mode, and looks at what the others believe. */
 static void believe(int me, const hl_row *it, uint64_t token) {
-  atomic_store(&all->holds[it->bucket][me], it->mode);
+  /* It may have it in another mode already. */
+  const int had = atomic_load(&all->holds[it->bucket][me]);
+  atomic_store(&all->holds[it->bucket][me],
+               (int)(had ? hl__mode_supremum((unsigned)had, it->mode) : (hl_mode)it->mode));
   for (int k = 0; k < KIDS; k++)
     for (int again = 0; k != me; again++) {
       if (!excludes(it->mode, atomic_load(&all->holds[it->bucket][k])) ||
@@ -82,14 +87,15 @@ static void lease_for_a_moment(hl__shm_session *session, int me, unsigned *seed)
   (void)hl__shm_lease_end(space, lease, stamp, 0);
 }
 
+static hl_mode random_mode(unsigned *seed) { return (hl_mode)(HL_SHARED + rand_r(seed) % HL__SIX); }
+
 static void round_of(hl__shm_session *session, int me, unsigned *seed) {
   hl_row rows[5];
   const size_t n = 1 + (size_t)(rand_r(seed) % 3);
   uint32_t at = 0;
   for (size_t i = 0; i < n; i++) {
-    static const hl_mode modes[] = {S, U, X};
     at += (uint32_t)rand_r(seed) % 4 + (i > 0);
-    rows[i] = row(1, at, modes[rand_r(seed) % 3]);
+    rows[i] = row(1, at, random_mode(seed));
   }
   hl_request request = {
       .rows = rows, .n = n, .agent = (uint64_t)me + 1, .blocks = true, .holds = true};
@@ -106,15 +112,22 @@ static void round_of(hl__shm_session *session, int me, unsigned *seed) {
   }
   const uint64_t token = hl__shm_token(session->space);
   for (size_t i = 0; i < n; i++) believe(me, &rows[i], token);
-  if (rand_r(seed) % 8 == 0) { /* an upgrade, or another row */
+  if (rand_r(seed) % 8 == 0) { /* another mode, an upgrade, or another row */
     hl_row more =
-        row(1, rand_r(seed) % 2 ? (uint32_t)rows[n - 1].bucket : (uint32_t)rand_r(seed) % ROWS, X);
+        row(1, rand_r(seed) % 2 ? (uint32_t)rows[n - 1].bucket : (uint32_t)rand_r(seed) % ROWS,
+            rand_r(seed) % 2 ? X : random_mode(seed));
     request.rows = &more;
     request.n = 1;
     request.deadline = hl__now_ms() + 20;
     status = hl__shm_take(session, &request, 0, &fault);
     tell(status);
-    if (status == HL_OK) believe(me, &more, hl__shm_token(session->space));
+    if (status == HL_OK) {
+      believe(me, &more, hl__shm_token(session->space));
+      if (more.bucket == rows[n - 1].bucket && rand_r(seed) % 2) { /* and down again */
+        atomic_store(&all->holds[more.bucket][me], (int)rows[n - 1].mode);
+        (void)hl__shm_give_back_row(session, &more);
+      }
+    }
   }
   if (rand_r(seed) % 4 == 0) (void)usleep((unsigned)rand_r(seed) % 300);
   if (rand_r(seed) % 8 == 0) lease_for_a_moment(session, me, seed);

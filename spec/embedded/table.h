@@ -42,7 +42,7 @@ static inline hl__shm_space *space_open(void) {
   static hl_dsn dsn;
   hl_store_config config = {
       .dsn = &dsn, .layout = table_layout, .application = "test", .host = "here"};
-  hl_layout *agreed;
+  hl_layout *agreed = NULL;
   hl__shm_space *space;
   if (hl__shm_space_open(&config, directory, &agreed, &space, &fault) != HL_OK) return NULL;
   hl_layout_unref(agreed);

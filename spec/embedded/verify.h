@@ -21,7 +21,7 @@ static inline bool verify_excludes(hl__shm_space *space, const hl__shm_row *row)
     for (uint32_t j = a->next; j && m < 200; m++) {
       const hl__shm_node *b = hl__shm_node_at(space, j);
       if (atomic_load(&a->session) != atomic_load(&b->session) &&
-          hl__shm_conflicts[hl__shm_mode_of(a->claim)] >> hl__shm_mode_of(b->claim) & 1)
+          hl__modes_conflict(hl__shm_mode_of(a->claim), hl__shm_mode_of(b->claim)))
         return false;
       j = b->next;
     }

@@ -23,8 +23,8 @@
  * intervals, before it revokes; so does an importer.
  *
  * In the end the checker goes through all intervals. The checker knows of hierlock only the
- * rule: a path is held exclusively, or, if wanted, shared or for update, and all above it
- * shared. Two intervals that conflict and overlap, of two holders, are two holders at once. And
+ * rule: who holds a path exclusively, or for update, holds all above it shared; who holds a path
+ * shared, and was told so, shares all below it. Two intervals that conflict and overlap, of two holders, are two holders at once. And
  * of two exclusive ones of a path the later has the greater token. In the end, when all have
  * gone, everything can be had.
  */
@@ -245,7 +245,7 @@ static void target(hl_plan *plan, locked *nodes, bool updates) {
   uint64_t dice = any(10);
   int depth = dice < 1 ? 1 : dice < 3 ? 2 : 3;
   nodes->mode = HL_EXCLUSIVE;
-  if (depth == 3 && any(3) == 0)
+  if (any(3) == 0)
     nodes->mode = HL_SHARED;
   else if (depth == 3 && updates && any(3) == 0)
     nodes->mode = HL_UPDATE;
@@ -263,6 +263,7 @@ static void target(hl_plan *plan, locked *nodes, bool updates) {
     }
     if (hl_plan_add(plan, ids, (unsigned)depth, (hl_mode)nodes->mode, true, NULL)) abort();
   }
+  nodes->mode = (int8_t)hl_plan_mode(plan); /* it may be exclusive where shared was wanted */
 }
 
 /* By it others find its cut. */
@@ -547,10 +548,10 @@ static int64_t until(const note *it) {
   return at && at < it->to ? at : it->to;
 }
 
-/* By the rule alone: one path is above the other, or is the same. */
-static bool paths_meet(const int8_t a[3], const int8_t b[3], bool weak) {
+/* By the rule alone: one path is above the other, and not both are shared; or is the same. */
+static bool paths_meet(const int8_t a[3], const int8_t b[3], bool weak, bool both) {
   for (int i = 0; i < 3; i++) {
-    if (a[i] < 0 || b[i] < 0) return true; /* one above the other */
+    if (a[i] < 0 || b[i] < 0) return !both; /* one above the other */
     if (a[i] != b[i]) return false;
   }
   return !weak;
@@ -561,7 +562,8 @@ static bool conflict(const note *a, const note *b) {
   const bool weak = x != HL_EXCLUSIVE && y != HL_EXCLUSIVE && !(x == HL_UPDATE && y == HL_UPDATE);
   for (int i = 0; i < a->nodes.n; i++)
     for (int j = 0; j < b->nodes.n; j++)
-      if (paths_meet(a->nodes.path[i], b->nodes.path[j], weak)) return true;
+      if (paths_meet(a->nodes.path[i], b->nodes.path[j], weak, x == HL_SHARED && y == HL_SHARED))
+        return true;
   return false;
 }
 

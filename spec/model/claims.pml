@@ -15,6 +15,8 @@
  *
  *   ROUNDS    how often each program takes something; else for ever
  *   UPGRADE   program 0 takes the row shared, and then exclusively beside that
+ *   INTENTIONS   programs also take rows to write below them (csrc/core/mode.h), which keeps out who
+ *             shares all of that, and not who does the same
  *   TWO       there are two rows, and program 0 takes both
  *   PARTS=2   the second row is in another partition
  *   LATE      a wait may end by time-out, and a release may find the partition's lock not to be had:
@@ -107,10 +109,12 @@ hidden byte CLAIM_EXCLUSION, CLAIM_IN_ORDER, CLAIM_KEPT, CLAIM_MENDED;
 #define LOOSE 4
 #define S 0
 #define X 1
-#define CLAIM(row, mode, state) ((state) | (mode) << 3 | (row) << 4)
+#define IX 2
+#define CLAIM(row, mode, state) ((state) | (mode) << 3 | (row) << 5)
 #define STATE(word) ((word) & 7)
-#define MODE(word) ((word) >> 3 & 1)
-#define ROW(word) ((word) >> 4)
+#define MODE(word) ((word) >> 3 & 3)
+#define ROW(word) ((word) >> 5)
+#define CONFLICT(one, other) ((one) == X || (one) != (other))
 byte claim[NODES];
 
 /* Of nodes; written while the claim is FREE. `before`: whose seq is less, of those that wait. */
@@ -121,7 +125,7 @@ bool asleep[NODES]; /* in the kernel */
 bool late[NODES];   /* its process knows: it says GONE, or LOOSE */
 
 /* --- the index, by row */
-typedef Index { byte holders; byte shared; byte exclusive; byte waiters; byte line[NODES] };
+typedef Index { byte holders; byte shared; byte exclusive; byte intending; byte waiters; byte line[NODES] };
 Index row[ROWS];
 
 /* --- slots, and the lock of each partition: 0 or a slot + 1, and the sleepers' bit */
@@ -135,7 +139,7 @@ bool parked[SLOTS]; /* sleeps for the lock of a partition, in the kernel */
 bool waits[PROGRAMS]; /* for the formulas */
 byte timeouts;
 
-hidden byte a, b, seen_s, seen_x;
+hidden byte a, b, seen_s, seen_x, seen_ix;
 hidden byte in_holders, in_line;
 
 /* Claim EXCLUSION, of all claims, whoever lives. */
@@ -143,7 +147,7 @@ inline check_exclusion() {
   for (a : 0 .. NODES - 1) {
     for (b : 0 .. NODES - 1) {
       assert(SESSION(a) == SESSION(b) || STATE(claim[a]) != HELD || STATE(claim[b]) != HELD ||
-             ROW(claim[a]) != ROW(claim[b]) || (MODE(claim[a]) == S && MODE(claim[b]) == S) ||
+             ROW(claim[a]) != ROW(claim[b]) || !CONFLICT(MODE(claim[a]), MODE(claim[b])) ||
              CLAIM_EXCLUSION)
     }
   }
@@ -167,13 +171,14 @@ inline check_index(p) {
   for (b : 0 .. ROWS - 1) {
     if
     :: PART(b) == (p) ->
-       seen_s = 0; seen_x = 0;
+       seen_s = 0; seen_x = 0; seen_ix = 0;
        for (a : 0 .. NODES - 1) {
          in_holders = (row[b].holders & BIT(a)) != 0;
          in_line = (LINE_HAS(0) || LINE_HAS(1) || LINE_HAS(2) || LINE_HAS(3));
          if
          :: in_holders && MODE(claim[a]) == S -> seen_s++
          :: in_holders && MODE(claim[a]) == X -> seen_x++
+         :: in_holders && MODE(claim[a]) == IX -> seen_ix++
          :: else
          fi;
          if
@@ -186,11 +191,12 @@ inline check_index(p) {
          :: else -> assert((!in_holders && !in_line) || CLAIM_MENDED)
          fi
        }
-       assert((seen_s == row[b].shared && seen_x == row[b].exclusive) || CLAIM_MENDED)
+       assert((seen_s == row[b].shared && seen_x == row[b].exclusive &&
+               seen_ix == row[b].intending) || CLAIM_MENDED)
     :: else
     fi
   }
-  a = 0; b = 0; seen_s = 0; seen_x = 0; in_holders = false; in_line = false
+  a = 0; b = 0; seen_s = 0; seen_x = 0; seen_ix = 0; in_holders = false; in_line = false
 }
 
 /* --- lock.c */
@@ -237,14 +243,22 @@ inline part_unlock(p) { lock[p] = 0 }
 
 /* --- table.c; the lock of the row's partition is held */
 
+#ifdef BUG_TABLE
+#define KEEPS_OUT(mode, held) ((mode) == X)
+#else
+#define KEEPS_OUT(mode, held) CONFLICT(mode, held)
+#endif
 #define BLOCKED(r, mode, mine) \
-  (row[r].exclusive > ((mine) >> X & 1) || ((mode) == X && row[r].shared > ((mine) >> S & 1)))
+  (row[r].exclusive > ((mine) >> X & 1) || \
+   (KEEPS_OUT(mode, S) && row[r].shared > ((mine) >> S & 1)) || \
+   (KEEPS_OUT(mode, IX) && row[r].intending > ((mine) >> IX & 1)))
 
 inline hold_link(r, n, mode) {
   d_step {
     row[r].holders = row[r].holders | BIT(n);
     if
     :: (mode) == S -> row[r].shared++
+    :: (mode) == IX -> row[r].intending++
     :: else -> row[r].exclusive++
     fi
   }
@@ -255,6 +269,7 @@ inline hold_unlink(r, n, mode) {
     row[r].holders = row[r].holders & ~BIT(n);
     if
     :: (mode) == S -> row[r].shared--
+    :: (mode) == IX -> row[r].intending--
     :: else -> row[r].exclusive--
     fi
   }
@@ -388,7 +403,7 @@ inline rebuild(p) {
     for (a : 0 .. ROWS - 1) {
       if
       :: PART(a) == (p) ->
-         row[a].holders = 0; row[a].shared = 0; row[a].exclusive = 0;
+         row[a].holders = 0; row[a].shared = 0; row[a].exclusive = 0; row[a].intending = 0;
          do
          :: row[a].waiters > 0 -> row[a].waiters--; row[a].line[row[a].waiters] = 0
          :: else -> break
@@ -410,7 +425,11 @@ inline rebuild(p) {
        was = claim[k];
 #endif
        if
+#ifdef BUG_REBUILD_MODE
+       :: PART(ROW(was)) == (p) && STATE(was) == HELD -> hold_link(ROW(was), k, MODE(was) & X)
+#else
        :: PART(ROW(was)) == (p) && STATE(was) == HELD -> hold_link(ROW(was), k, MODE(was))
+#endif
        :: PART(ROW(was)) == (p) && STATE(was) == GONE -> claim[k] = CLAIM(ROW(was), MODE(was), LOOSE)
        :: PART(ROW(was)) == (p) && STATE(was) == WAIT -> found = found | BIT(k)
        :: else
@@ -556,7 +575,8 @@ inline give_back(n) {
 
 proctype Program(byte me) {
   byte r, rounds, was, word, g, k, p, rung;
-  bool got, slept, mode, fresh;
+  byte mode;
+  bool got, slept, fresh;
   do
   ::
 #ifdef REUSE
@@ -601,6 +621,9 @@ proctype Program(byte me) {
           :: mode = S
 #endif
           :: mode = X
+#ifdef INTENTIONS
+          :: mode = IX
+#endif
           fi;
 #if ROWS > 1
           if

@@ -109,6 +109,8 @@ end
 --   server           it is a server of those that spec/support/servers.sh starts
 --   leases_only      it has no session locks
 --   example          it is no store of hierlock's: only the specs that ask for it run on it
+--   asked            of a store's other kind: only the specs that ask for it run on it (on_NAME, and each_store)
+--   subtrees         a shared lock on an inner node shares what is below it
 --   table            it has buckets in a table of this name: MySQL's kind
 --   unbucketed       no two nodes are one row, or one number, by chance
 --   whole_seconds    its leases last whole seconds
@@ -312,20 +314,23 @@ local function each(stores, fn, busted)
 end
 
 --- Calls fn(store) within a `describe` for every store; the embedded one last, as it keeps
--- many descriptors open, and LuaSocket's select takes none above 1,023.
-function support.each_store(fn)
+-- many descriptors open, and LuaSocket's select takes none above 1,023. asked: on the `asked` store of that name, too.
+function support.each_store(fn, asked)
   local stores = {}
   for i = 2, #support.stores do stores[i - 1] = support.stores[i] end
   stores[#stores + 1] = support.stores[1]
+  for _, store in ipairs(support.asked) do
+    if store.name == asked then stores[#stores + 1] = store end
+  end
   each(stores, fn)
 end
 
 --- Like each_store, for every store that has leases, or might have, including stores that have nothing else. examples:
---- on those, too.
-function support.each_leasing_store(fn, examples)
+--- on those, too; asked: as for each_store.
+function support.each_leasing_store(fn, examples, asked)
   if examples then each(support.examples, fn) end
   each(support.leases_only, fn)
-  support.each_store(fn)
+  support.each_store(fn, asked)
 end
 
 --- Like each_leasing_store, for those that have themes of server_spec.lua.
@@ -720,7 +725,7 @@ function support.close_peers()
   for peer in pairs(live) do peer:finish() end
   for peer in pairs(live) do peer:close() end
   -- The embedded store's descriptors go with its last manager.
-  for _, stores in ipairs { support.stores, support.leases_only, support.examples } do
+  for _, stores in ipairs { support.stores, support.leases_only, support.examples, support.asked } do
     for _, store in ipairs(stores) do
       if store.observer then store.observer:close() end
       store.observer = nil
@@ -744,7 +749,7 @@ local function complete()
   support.lease_tables = modules.postgresql.lease_tables
 
   --- Every store with session locks, the embedded one first; those that only have leases; and those that are examples.
-  support.stores, support.leases_only, support.examples = { new_store "embedded" }, {}, {}
+  support.stores, support.leases_only, support.examples, support.asked = { new_store "embedded" }, {}, {}, {}
   local mine = os.getenv "MYSQL_DSN"
   if mine then support.stores[2] = server_of_the_user(mine) end
   for _, name in ipairs(names) do
@@ -752,7 +757,8 @@ local function complete()
     local dsn = os.getenv(prefix .. "_DSN")
     -- Beside the user's own server, only those that are there.
     if name ~= "embedded" and not (mine and module.server and (module.table or not dsn)) then
-      local list = module.example and support.examples or module.leases_only and support.leases_only or support.stores
+      local list = module.example and support.examples or module.leases_only and support.leases_only
+        or module.asked and support.asked or support.stores
       list[#list + 1] = new_store(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL"))
     end
   end
@@ -760,7 +766,7 @@ local function complete()
   --- For one store only: on_sqlite, on_redis ….
   for _, name in ipairs(names) do
     support["on_" .. name] = function(fn)
-      for _, stores in ipairs { support.stores, support.leases_only, support.examples } do
+      for _, stores in ipairs { support.stores, support.leases_only, support.examples, support.asked } do
         for _, store in ipairs(stores) do
           if store.name == name then each({ store }, fn) end
         end

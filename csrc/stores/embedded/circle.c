@@ -99,7 +99,7 @@ static void look(walk *self, uint32_t index, uint64_t claim) {
     if (!holder) break;
     const uint64_t theirs = atomic_load(&holder->claim);
     if (atomic_load(&holder->session) != session && hl__shm_state_of(theirs) == HL__HELD &&
-        hl__shm_conflicts[hl__shm_mode_of(claim)] >> hl__shm_mode_of(theirs) & 1)
+        hl__modes_conflict(hl__shm_mode_of(claim), hl__shm_mode_of(theirs)))
       meet(self, index, atomic_load(&holder->session));
     i = holder->next;
   }

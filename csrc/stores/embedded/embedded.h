@@ -98,6 +98,7 @@ struct hl__shm_space {
   uint32_t me;          /* the slot; constant */
   uint64_t namespace;   /* of pids; 0: not known. Constant */
   bool fragile;         /* hl__shm_is_fragile; constant */
+  int intentions;       /* as hl_layout.intentions; constant once it is mapped */
   int64_t shift_ms;     /* by which a time namespace shifts CLOCK_BOOTTIME. Constant */
   hl__a32 limit;        /* units that may be touched */
   hl__a32 hint;         /* where a free chunk was found last */
@@ -182,7 +183,8 @@ typedef struct hl__shm_taking {
 /* --------------------------------------------------------------- space.c */
 
 /* The space of the directory of a DSN (path NULL: the default one), made or shared, with a
-   reference for the caller. *layout: a reference to what it and config->layout have agreed on.
+   reference for the caller. *layout: what is wanted, NULL: config->layout; then a reference to what
+   is agreed on.
    HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
 int hl__shm_space_open(const hl_store_config *config, const char *path, hl_layout **layout,
                        hl__shm_space **space, hl_error *error);
@@ -245,8 +247,8 @@ int hl__shm_session_check(hl__shm_session *session, bool at_once, hl_error *erro
 
 /* Sets aside a record, all zeros but for its stamp. 0: no space is left. */
 uint32_t hl__shm_lease_make(hl__shm_space *space);
-/* Makes claims of the lease of all rows that the session holds; of several claims of one row, of
-   the strongest. HL_OK; HL_TIMEOUT, HL_ESTORE: the caller then abandons the lease. */
+/* Makes claims of the lease of all rows that the session holds; of several claims of one row one,
+   in a mode that covers them. HL_OK; HL_TIMEOUT, HL_ESTORE: the caller then abandons the lease. */
 int hl__shm_lease_claims(hl__shm_session *session, uint32_t lease, int64_t deadline,
                          hl_error *error);
 /* The lease ends at end_ms (hl__shm_boot_ms). */
@@ -308,12 +310,12 @@ static inline int64_t hl__shm_ns(int64_t ms) {
 /* Opens the file `control` of space->directory, making it if need be, and maps it; agrees on the
    layout. Sets fd, device, inode, table, limit. HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE,
    HL_ECONNECTION (the directory was removed meanwhile), HL_ENOMEM. */
-int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error);
+int hl__shm_map(hl__shm_space *space, const hl_store_config *config, hl_error *error);
 /* Whether locks on bytes end with the descriptor, though the file is mapped. The caller has the
    lock on INIT. */
 bool hl__shm_is_fragile(hl__shm_space *space);
-/* Whether the layout of the file is the wanted one; *agreed: a reference. */
-int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
+/* Whether the layout of the file is the wanted one; *layout: as for hl__shm_space_open. */
+int hl__shm_agree(const hl__shm_space *space, const hl_store_config *config, hl_layout **layout,
                   hl_error *error);
 /* A token greater than all that were drawn before: a counter of 56 bits above 8 zero bits. Drawn
    after the last row was granted, and before any is given back. */

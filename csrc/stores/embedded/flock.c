@@ -84,10 +84,13 @@ uint64_t hl__file_name_key(const char *name, size_t size) {
 /* ------------------------------------------------------------- directory */
 
 int hl__file_dsn(char *text, hl_dsn *dsn, hl_error *error) {
-  static const hl__dsn_known known[] = {{"flock", HL__DSN_TEXT, .offset = 0}, {.name = NULL}};
-  const char *flock;
+  static const hl__dsn_word on[] = {{"on", 1}, {.word = NULL}};
+  static const hl__dsn_known known[] = {{"flock", HL__DSN_OTHER, .offset = 0},
+                                        {"intentions", HL__DSN_WORD, .offset = 0, .words = on},
+                                        {.name = NULL}};
+  unsigned checked;
   int status = hl__dsn_path(text, "directory", dsn, error);
-  if (status == HL_OK && !dsn->interoperate) status = hl__dsn_store(dsn, known, &flock, error);
+  if (status == HL_OK && !dsn->interoperate) status = hl__dsn_store(dsn, known, &checked, error);
   if (status || !dsn->interoperate) {
     if (hl_dsn_param_get(dsn, "flock")) dsn->interoperate = "symfony";
     return status;

@@ -90,7 +90,7 @@
 #ifndef HIERLOCK_EMBEDDED_FORMAT_H
 #define HIERLOCK_EMBEDDED_FORMAT_H
 
-#include "hierlock.h"
+#include "mode.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -100,6 +100,8 @@
    refuses the other's directory. */
 #define HL__SHM_MAGIC "hlctl\n\r"
 #define HL__SHM_VERSION 3u
+/* The same, but that all programs have ancestors' rows in modes of intentions. */
+#define HL__SHM_INTENTIONS 4u
 #define HL__SHM_FILE "control"
 
 #define HL__SHM_PARTS 128u
@@ -121,47 +123,9 @@
 typedef _Atomic uint32_t hl__a32;
 typedef _Atomic uint64_t hl__a64;
 
-/* ---------------------------------------------------------------- modes */
-
-/* The modes of a claim: hl_mode, and what a node's ancestors would be in with intentions. 0 is
-   none: only a damaged file has it, and it conflicts with all. */
-enum hl__shm_mode {
-  HL__SHM_S = HL_SHARED,
-  HL__SHM_X = HL_EXCLUSIVE,
-  HL__SHM_U = HL_UPDATE,
-  HL__SHM_IS,
-  HL__SHM_IX,
-  HL__SHM_SIX,
-  HL__SHM_MODES
-};
-
-/* Whether a request in the mode must wait for a holder in another: a bit for each mode.
-
-              IS   IX   S    U    SIX  X
-        IS    .    .    .    .    .    waits
-        IX    .    .    w    w    w    w
-        S     .    w    .    .    w    w
-        U     .    w    .    w    w    w
-        SIX   .    w    w    w    w    w
-        X     w    w    w    w    w    w                                                        */
-#define HL__SHM_NONE (1u << 0 | 1u << 7) /* what no claim is in */
-static const uint8_t hl__shm_conflicts[8] = {
-    [0] = 0xFF,
-    [HL__SHM_IS] = HL__SHM_NONE | 1u << HL__SHM_X,
-    [HL__SHM_IX] =
-        HL__SHM_NONE | 1u << HL__SHM_S | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
-    [HL__SHM_S] = HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
-    [HL__SHM_U] =
-        HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_U | 1u << HL__SHM_SIX | 1u << HL__SHM_X,
-    [HL__SHM_SIX] = HL__SHM_NONE | 1u << HL__SHM_IX | 1u << HL__SHM_S | 1u << HL__SHM_U |
-                    1u << HL__SHM_SIX | 1u << HL__SHM_X,
-    [HL__SHM_X] = 0xFF,
-    [7] = 0xFF,
-};
-
 /* --------------------------------------------------------------- claims */
 
-/* bucket:32 | level:8 | mode:8 | state:16 */
+/* bucket:32 | level:8 | mode:8 (mode.h) | state:16 */
 enum hl__shm_state {
   HL__FREE,     /* the word is 0 */
   HL__WAIT,     /* in the queue of its row */

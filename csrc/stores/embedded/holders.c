@@ -3,7 +3,6 @@
  * processes write and change what this file reads. So it copies, looks again, and cuts to size.
  */
 #include "embedded_store.h"
-#include "mode.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -63,7 +62,7 @@ static const hl_row *row_find(const hl_row *rows, size_t n, uint64_t claim) {
 static bool conflicts(const hl_lease_filter *filter, uint64_t claim) {
   if (filter->n == 0) return true;
   const hl_row *row = row_find(filter->rows, filter->n, claim);
-  return row && (hl__shm_conflicts[row->mode & 7] >> hl__shm_mode_of(claim) & 1) != 0;
+  return row && hl__modes_conflict(row->mode, hl__shm_mode_of(claim));
 }
 
 /* ----------------------------------------------------------------- leases */

@@ -8,7 +8,6 @@
  * word, by a CAS of `end`. A refresh changes `end` by a CAS, too. So one of the two is first.
  */
 #include "embedded_store.h"
-#include "mode.h"
 #include "record.h"
 
 #include <stdlib.h>

@@ -85,17 +85,18 @@ uint32_t hl__shm_lease_make(hl__shm_space *space) {
 
 /* ---------------------------------------------------------------- claims */
 
-/* Whether the session has a stronger claim of the same row, or the same one earlier. */
-static bool is_covered(const hl__shm_session *session, uint32_t k) {
-  const uint64_t claim = session->held[k].claim;
-  const uint8_t mine = hl__shm_conflicts[hl__shm_mode_of(claim)];
+/* The k-th claim of the session in a mode that covers all that it has of the row; 0: an earlier one
+   is of that row. */
+static uint64_t joined(const hl__shm_session *session, uint32_t k) {
+  const uint64_t key = hl__shm_key_of(session->held[k].claim);
+  unsigned mode = hl__shm_mode_of(session->held[k].claim);
   for (uint32_t i = 0; i < session->n; i++) {
     const uint64_t other = session->held[i].claim;
-    if (i == k || hl__shm_key_of(other) != hl__shm_key_of(claim)) continue;
-    const uint8_t theirs = hl__shm_conflicts[hl__shm_mode_of(other)];
-    if ((theirs & mine) == mine && (theirs != mine || i < k)) return true;
+    if (hl__shm_key_of(other) != key) continue;
+    if (i < k) return 0;
+    mode = hl__mode_supremum(mode, hl__shm_mode_of(other));
   }
-  return false;
+  return hl__shm_claim(key, mode, HL__HELD);
 }
 
 int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadline,
@@ -103,13 +104,13 @@ int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadl
   hl__shm_space *space = session->space;
   hl__shm_lease *lease = hl__shm_lease_at(space, index);
   for (uint32_t k = 0; k < session->n; k++) {
-    const hl__shm_held *held = &session->held[k];
-    if (is_covered(session, k)) continue;
+    const uint64_t claim = joined(session, k);
+    if (!claim) continue;
     uint32_t at = common_get(space, HL__NODES, hl__shm_claim(space->me, 0, HL__RESERVED));
     hl__shm_node *node = at ? hl__shm_node_at(space, at) : NULL;
-    const hl__shm_node *own = hl__shm_node_at(space, held->node);
+    const hl__shm_node *own = hl__shm_node_at(space, session->held[k].node);
     if (!node) return hl__shm_full_error(space, error);
-    const uint32_t part = hl__shm_claim_part(held->claim);
+    const uint32_t part = hl__shm_claim_part(claim);
     int status = hl__shm_part_lock(space, part, deadline, error);
     hl__shm_row *row = status || !own ? NULL : hl__shm_row_of(space, own);
     if (!row) {
@@ -125,8 +126,8 @@ int hl__shm_lease_claims(hl__shm_session *session, uint32_t index, int64_t deadl
     node->row = own->row;
     atomic_store(&node->chain, atomic_load(&lease->base.first));
     atomic_store(&lease->base.first, at);
-    hl__shm_hold_link(space, row, at, hl__shm_mode_of(held->claim));
-    atomic_store(&node->claim, held->claim); /* beside the session's: both count for a moment */
+    hl__shm_hold_link(space, row, at, hl__shm_mode_of(claim));
+    atomic_store(&node->claim, claim); /* beside the session's: both count for a moment */
     hl__shm_part_unlock(space, part);
   }
   return HL_OK;
@@ -374,7 +375,7 @@ static int64_t over_find(hl__shm_space *space, const hl__shm_row *row, unsigned 
     const uint32_t record = atomic_load(&holder->session);
     const hl__shm_lease *lease = hl__shm_lease_at(space, record);
     const unsigned other = hl__shm_mode_of(atomic_load(&holder->claim));
-    if (!lease || !(hl__shm_conflicts[mode] >> other & 1)) continue;
+    if (!lease || !hl__modes_conflict(mode, other)) continue;
     const bool made = !(atomic_load(&lease->base.used) & HL__MAKES);
     const uint64_t end = atomic_load(&lease->base.end); /* after `used` */
     if (made && hl__shm_end_ms(end) <= now) {

@@ -122,7 +122,7 @@ static int header_write(int fd, const hl__shm_space *space, const hl_layout *lay
     return -1;
   }
   memcpy(fresh->magic, HL__SHM_MAGIC, sizeof fresh->magic);
-  fresh->version = HL__SHM_VERSION;
+  fresh->version = space->intentions > 0 ? HL__SHM_INTENTIONS : HL__SHM_VERSION;
   fresh->parts = HL__SHM_PARTS;
   fresh->heads = HL__SHM_HEADS;
   fresh->slots = HL__SHM_SLOTS;
@@ -191,11 +191,11 @@ static int header_check(const hl__shm_space *space, const hl__shm_header *header
                      "%s/" HL__SHM_FILE " is not hierlock's; name a directory that is used for "
                      "nothing else",
                      path);
-  if (header->version != HL__SHM_VERSION)
+  if (header->version != HL__SHM_VERSION && header->version != HL__SHM_INTENTIONS)
     return hl__error(error, HL_ESTORE,
                      "the lock directory %s was made by another version of hierlock (format %u, "
-                     "and this one knows %u): see Upgrading in docs/operations.md",
-                     path, header->version, HL__SHM_VERSION);
+                     "and this one knows %u and %u): see Upgrading in docs/operations.md",
+                     path, header->version, HL__SHM_VERSION, HL__SHM_INTENTIONS);
   if (header->parts != HL__SHM_PARTS || header->heads != HL__SHM_HEADS ||
       header->slots != HL__SHM_SLOTS || header->chunk != HL__SHM_CHUNK ||
       header->chunks != HL__SHM_CHUNKS)
@@ -243,19 +243,34 @@ static int mount_check(const hl__shm_space *space, hl_error *error) {
   return HL_OK;
 }
 
-int hl__shm_agree(const hl__shm_space *space, hl_layout *wanted, hl_layout **agreed,
+/* What the program wants, as hl_layout.intentions. */
+static int intends(const hl_store_config *config, const hl_layout *wanted) {
+  return wanted->intentions ? wanted->intentions : hl_dsn_param_get(config->dsn, "intentions") != 0;
+}
+
+int hl__shm_agree(const hl__shm_space *space, const hl_store_config *config, hl_layout **layout,
                   hl_error *error) {
   const hl__shm_header *header = &space->table->header;
+  hl_layout *wanted = *layout ? *layout : config->layout;
+  const int ours = intends(config, wanted);
+  if (ours && ours != space->intentions)
+    return hl__error(error, HL_EMISMATCH,
+                     ours < 0
+                         ? "the lock directory %s was made anew, with intentions=on: open it anew"
+                         : "the lock directory %s was made without intentions: leave out "
+                           "intentions=on (shared inner nodes are exclusive there), or name a new "
+                           "directory, or remove that one while no program uses it",
+                     space->directory.path);
   char names[HL__LAYOUT_NAMES_MAX] = "", text[200];
   size_t used = 0;
   for (uint32_t i = 0; i < header->levels && i < HL_LEVELS_MAX; i++)
     used += (size_t)snprintf(names + used, sizeof names - used, "%s%.*s", i ? "," : "",
                              HL_LEVEL_NAME_MAX, header->names[i]);
   (void)snprintf(text, sizeof text, "the lock directory %.120s", space->directory.path);
-  const hl__space found = {text, names, header->buckets,
+  const hl__space found = {text, names, header->buckets, space->intentions,
                            "give this program a directory of its own (file:/path), or remove that "
                            "one while no program uses it"};
-  return hl__layout_agree(wanted, &found, agreed, error);
+  return hl__layout_agree(wanted, &found, layout, error);
 }
 
 /* --------------------------------------------------------------- opening */
@@ -287,10 +302,11 @@ static void *file_map(int fd, size_t size, int protection) {
   return mapping;
 }
 
-int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) {
+int hl__shm_map(hl__shm_space *space, const hl_store_config *config, hl_error *error) {
   struct stat st;
   hl__shm_header header;
-  int status = file_open(space, layout, &st, error);
+  space->intentions = intends(config, config->layout);
+  int status = file_open(space, config->layout, &st, error);
   if (status) return status;
   status = mount_check(space, error);
   if (status) return status;
@@ -298,6 +314,7 @@ int hl__shm_map(hl__shm_space *space, const hl_layout *layout, hl_error *error) 
   if (status) return status;
   status = header_check(space, &header, st.st_size, error);
   if (status) return status;
+  space->intentions = header.version == HL__SHM_INTENTIONS ? 1 : -1;
   void *mapping = file_map(space->fd, HL__SHM_MAPPED, PROT_READ | PROT_WRITE);
   if (mapping == MAP_FAILED)
     return hl__error_errno(error, HL_ESTORE, "cannot map %s/" HL__SHM_FILE, space->directory.path);

@@ -209,7 +209,7 @@ static bool blocked_by_others(hl__shm_space *space, const hl__shm_row *row,
     const uint64_t claim = atomic_load(&holder->claim);
     const bool own = atomic_load_explicit(&holder->session, memory_order_relaxed) == session ||
                      (holder->flags & HL__LEASED && holder->own == node->own);
-    if (!own && hl__shm_conflicts[mode] >> hl__shm_mode_of(claim) & 1) return true;
+    if (!own && hl__modes_conflict(mode, hl__shm_mode_of(claim))) return true;
     i = holder->next;
   }
   return false;
@@ -220,7 +220,7 @@ bool hl__shm_blocked(hl__shm_space *space, const hl__shm_row *row, const hl__shm
   bool blocked = false;
   for (unsigned other = 0; other < 8 && row->holders; other++) {
     uint32_t own = node->flags & HL__EXEMPTS ? 0 : (uint32_t)(node->own >> 8 * other) & 0xFF;
-    if (hl__shm_conflicts[mode] >> other & 1 && row->count[other] > own) blocked = true;
+    if (hl__modes_conflict(mode, other) && row->count[other] > own) blocked = true;
   }
   return blocked && (!(node->flags & HL__EXEMPTS) || blocked_by_others(space, row, node, mode));
 }

@@ -3,7 +3,6 @@
  * that are Symfony's files, all or none. See embedded_store.h.
  */
 #include "embedded_store.h"
-#include "mode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,7 @@ static int store_space(hl__embedded_store *store, hl__shm_space **space, hl_erro
   if (hl__shm_check(store->space, true, NULL) != HL_OK) {
     const char *path = store->config->dsn->path;
     hl__shm_space *fresh = NULL;
-    hl_layout *layout = NULL;
+    hl_layout *layout = store->base.layout;
     status = hl__file_again(&store->space->directory, path, error);
     if (status == HL_OK) status = hl__shm_space_open(store->config, path, &layout, &fresh, error);
     if (status == HL_OK) {
@@ -154,7 +153,7 @@ static int file_take(hl__embedded_session *session, const hl_request *request, c
   for (size_t i = 0; i < session->file_count; i++) {
     const hl_row *held = &session->files[i].row;
     if (hl__row_compare(held, row) != 0) continue;
-    if (hl__mode_covers((hl_mode)held->mode, (hl_mode)row->mode)) return HL_OK;
+    if (hl__mode_covers(held->mode, row->mode)) return HL_OK;
     /* flock() would release the shared lock before it waits for the exclusive one. */
     return hl__error(error, HL_EUNSUPPORTED,
                      "a lock that Symfony's FlockStore shares cannot be made "
@@ -187,14 +186,13 @@ void hl__embedded_session_holds(hl__embedded_session *session) {
   session->holds = true;
 }
 
-/* Whether the session holds the row in a mode that suffices. */
+/* Whether the session holds the row in modes that suffice together. */
 static bool is_covered(const hl__shm_session *table, const hl_row *row) {
-  uint64_t key = hl__shm_row_key(row);
+  uint8_t kept_out = 0;
   for (uint32_t i = 0; i < table->n; i++)
-    if (hl__shm_key_of(table->held[i].claim) == key &&
-        hl__mode_covers((hl_mode)hl__shm_mode_of(table->held[i].claim), (hl_mode)row->mode))
-      return true;
-  return false;
+    if (hl__shm_key_of(table->held[i].claim) == hl__shm_row_key(row))
+      kept_out |= hl__mode_conflicts[hl__shm_mode_of(table->held[i].claim)];
+  return (hl__mode_conflicts[row->mode & 7u] & ~kept_out) == 0;
 }
 
 /* Copies the rows of an extension that the session does not hold yet. */

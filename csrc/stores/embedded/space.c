@@ -177,7 +177,7 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory, char *name,
   (void)pthread_mutexattr_settype(&again, PTHREAD_MUTEX_RECURSIVE);
   (void)pthread_mutex_init(&space->mending, &again);
   (void)pthread_mutexattr_destroy(&again);
-  int status = hl__shm_map(space, config->layout, error);
+  int status = hl__shm_map(space, config, error);
   if (status == HL_OK) status = slot_begin(space, config->host, error);
   if (status == HL_OK) status = hl__shm_watch_new(space, error);
   if (status == HL_OK) status = hl__shm_bell_new(space, error);
@@ -229,7 +229,7 @@ int hl__shm_space_open(const hl_store_config *config, const char *path, hl_layou
     }
   }
   registry_unlock();
-  if (status == HL_OK) status = hl__shm_agree(space, config->layout, layout, error);
+  if (status == HL_OK) status = hl__shm_agree(space, config, layout, error);
   if (status) {
     hl__shm_space_unref(space);
     return status;

@@ -22,9 +22,6 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
                                     hl_error *error) {
   const hl_dsn *dsn = config->dsn;
   *result = NULL;
-  for (unsigned i = 0; i < dsn->param_count; i++)
-    if (strcmp(dsn->params[i].name, "flock") != 0)
-      return hl__error(error, HL_EDSN, "file: knows no parameter %s", dsn->params[i].name);
   hl__embedded_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.leases = &hl__embedded_leases;

@@ -134,7 +134,7 @@ static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row, hl_err
   (void)snprintf(space, sizeof space, "the table %s%s", store->space,
                  recorded ? "" : " (as hier_lock_meta does not say)");
   const hl__space found = {space, levels,
-                           recorded ? (uint32_t)strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT,
+                           recorded ? (uint32_t)strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT, 0,
                            "name another table (?table=), made by `hierlock provision`"};
   status = hl__layout_agree(store->base.layout ? store->base.layout : store->config->layout, &found,
                             &agreed, error);

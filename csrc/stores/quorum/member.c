@@ -186,6 +186,9 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
   int status = hl__exit_watched_open(member->ops, &member->config, &inner, error);
   if (status == HL_OK && !inner->leases)
     status = hl__error(error, HL_EUNSUPPORTED, "it has no leases here");
+  if (status == HL_OK && inner->layout->intentions > 0)
+    status = hl__error(error, HL_EMISMATCH,
+                       "its programs know intentions, a quorum's requests have none: name another");
   hl__quorum_mutex_lock(store);
   if (status == HL_OK) {
     hl_layout *ours = store->base.layout;

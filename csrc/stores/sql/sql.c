@@ -13,10 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Makes a plan with the same targets, but without buckets; NULL when out of memory. */
-static hl_plan *without_buckets(const hl_plan *plan) {
-  hl_layout *layout;
-  if (hl__layout_unbucketed(hl_plan_layout(plan), &layout, NULL) != HL_OK) return NULL;
+/* Makes a plan with the same targets, but without intentions, which no server knows, and perhaps
+   without buckets; NULL when out of memory. */
+static hl_plan *plan_plain(const hl_plan *plan, bool buckets) {
+  hl_layout *layout, *of = hl_plan_layout(plan);
+  if ((buckets ? hl__layout_plain : hl__layout_unbucketed)(of, &layout, NULL) != HL_OK) return NULL;
   hl_plan *made = hl_plan_new(layout);
   hl_layout_unref(layout);
   for (size_t i = 0; made && i < hl_plan_target_count(plan); i++) {
@@ -35,15 +36,13 @@ static hl_plan *without_buckets(const hl_plan *plan) {
    looks, behind its lock, whether there may be leases (csrc/stores/postgresql/gate.c). Whether
    they are in the way it cannot know: then its row does not come back. The schema is named, as a
    function of another author in the program's search_path may fit the literal better. */
-static char *postgresql_sql(const hl_plan *plan) {
+static char *postgresql_sql(hl_plan *plan) {
   static const char format[] = "%sSELECT pg_catalog.pg_advisory_xact_lock%s('%" PRId64 "')";
   static const char before[] = "SELECT l FROM (",
                     behind[] = " AS l," HL__PG_GATE_VALUE("2") " AS gate OFFSET 0) last WHERE gate "
                                                                "OPERATOR(pg_catalog.<) 2";
-  hl_plan *own = without_buckets(plan);
-  if (!own) return NULL;
   size_t n, used = 0, each = sizeof format + 64;
-  const hl_row *rows = hl_plan_rows(own, &n);
+  const hl_row *rows = hl_plan_rows(plan, &n);
   each += sizeof before;
   char *sql = n < SIZE_MAX / each - sizeof behind ? malloc(n * each + sizeof behind) : NULL;
   if (sql) sql[0] = '\0';
@@ -54,19 +53,16 @@ static char *postgresql_sql(const hl_plan *plan) {
                              hl__row_key(rows[i].level, rows[i].bucket));
   }
   if (sql && n > 0) (void)strcpy(sql + used, behind);
-  hl_plan_free(own);
   return sql;
 }
 
 static bool has_tables(hl_dialect dialect) { return dialect == HL_MYSQL || dialect == HL_MARIADB; }
 
-char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
+static char *rows_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   static const char format[] =
       "%s(SELECT level,bucket FROM %s WHERE level=%d AND bucket=%" PRIu64 " %s)";
   const char *shared = dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
   size_t n;
-  if (plan && dialect == HL_POSTGRESQL) return postgresql_sql(plan);
-  if (!plan || !table || !has_tables(dialect)) return NULL;
   const hl_row *rows = hl_plan_rows(plan, &n);
   /* Room for the text, the longest numbers, and " UNION ALL ". */
   size_t each = sizeof format + strlen(table) + 64;
@@ -81,6 +77,15 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   return sql;
 }
 
+char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
+  bool buckets = has_tables(dialect);
+  if (!plan || (buckets ? !table : dialect != HL_POSTGRESQL)) return NULL;
+  hl_plan *own = plan_plain(plan, buckets);
+  char *sql = !own ? NULL : buckets ? rows_sql(own, dialect, table) : postgresql_sql(own);
+  hl_plan_free(own);
+  return sql;
+}
+
 char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, size_t *gates) {
   static const char suffix[] = "_buckets";
   static const char format[] = " UNION ALL (SELECT -1,g FROM %.*s_gate WHERE g=%u AND n=0 %s)";
@@ -90,10 +95,8 @@ char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, s
   uint64_t buckets = hl_layout_buckets(hl_plan_layout(plan));
   size_t n, stem = strlen(table);
   if (stem > end && strcmp(table + stem - end, suffix) == 0) stem -= end;
-  const size_t room = stem + sizeof "_nodes";
-  char *nodes = malloc(room);
-  if (!nodes) return NULL;
-  (void)snprintf(nodes, room, "%.*s_nodes", (int)stem, table);
+  char *nodes;
+  if (asprintf(&nodes, "%.*s_nodes", (int)stem, table) < 0) return NULL;
   char *sql = hl_plan_sql(plan, dialect, nodes);
   free(nodes);
   if (!sql) return NULL;

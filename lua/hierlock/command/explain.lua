@@ -8,6 +8,7 @@ local server = require "hierlock.command.server"
 local space = require "hierlock.command.space"
 local terminal = require "hierlock.command.terminal"
 local text = require "hierlock.command.text"
+local waits = require "hierlock.command.waits"
 
 local explain = {
   summary = "Say what an acquisition of targets would lock, and how.",
@@ -83,7 +84,7 @@ local function table_of(rows, paths, layout, store)
   local lines = {}
   for i, row in ipairs(rows) do
     local nodes = names[row_name(row)]
-    lines[i] = { order = i, level = ("%d %s"):format(row.level, layout.levels[row.level + 1]), key = key_of(store, row), mode = row.mode,
+    lines[i] = { order = i, level = ("%d %s"):format(row.level, layout.levels[row.level + 1]), key = key_of(store, row), mode = row.intention or row.mode,
                  nodes = table.concat(nodes, ", ", 1, math.min(#nodes, NODES_SHOWN)) ..
                    (#nodes > NODES_SHOWN and (" and %d more"):format(#nodes - NODES_SHOWN) or "") }
   end
@@ -105,7 +106,7 @@ local function collision(a, b)
   for i = 1, #a do
     for k = 1, #b do
       local mine, its = a[i], b[k]
-      if row_name(mine.row) == row_name(its.row) and (mine.row.mode == EXCLUSIVE or its.row.mode == EXCLUSIVE) then
+      if row_name(mine.row) == row_name(its.row) and waits.conflict(mine.row, its.row) then
         local last, its_last = a[#a].name, b[#b].name
         if last == its_last then return "are the same node" end
         if mine.name == its.name then return ("exclude each other: %s is in %s"):format(

@@ -9,7 +9,25 @@ local waits = {}
 --- So many are named for each waiter; the rest is counted.
 waits.NAMED = 10
 
-local SHARED, EXCLUSIVE = "shared", "exclusive"
+-- What a row's mode, or its intention, keeps out.
+local KEEPS_OUT = {
+  IS = { "exclusive" },
+  IX = { "shared", "SIX", "exclusive" },
+  shared = { "IX", "SIX", "exclusive" },
+  SIX = { "IX", "shared", "SIX", "exclusive" },
+  exclusive = { "IS", "IX", "shared", "SIX", "exclusive" },
+}
+
+-- The modes that a row of a plan keeps out.
+local function keeps_out(row) return KEEPS_OUT[row.intention or row.mode] or KEEPS_OUT.shared end
+
+--- Whether two requests for one row, each with such a row of its plan, exclude each other.
+function waits.conflict(a, b)
+  for _, mode in ipairs(keeps_out(a)) do
+    if mode == (b.intention or b.mode) then return true end
+  end
+  return false
+end
 
 -- "u1/a1/r1, u1/a1/r2" as targets. A target that was cut off at the end is missing.
 local function targets(path)
@@ -45,9 +63,9 @@ local function index(entries)
   for _, entry in ipairs(entries) do
     local all = by[entry.waiting and "waits" or "holds"]
     for _, row in ipairs(entry.rows) do
-      all[row.name] = all[row.name] or { [SHARED] = {}, [EXCLUSIVE] = {} }
-      local list = all[row.name][row.mode]
-      list[#list + 1] = entry
+      local there, mode = all[row.name] or {}, row.intention or row.mode
+      all[row.name], there[mode] = there, there[mode] or {}
+      table.insert(there[mode], entry)
     end
   end
   return by
@@ -58,7 +76,7 @@ local function in_the_way(entry, all, counts)
   local found, seen, n = {}, {}, 0
   for _, row in ipairs(entry.rows) do
     local there = all[row.name]
-    for _, mode in ipairs(row.mode == EXCLUSIVE and { EXCLUSIVE, SHARED } or { EXCLUSIVE }) do
+    for _, mode in ipairs(keeps_out(row)) do
       for _, other in ipairs(there and there[mode] or {}) do
         if not seen[other] and other ~= entry and not same_session(entry, other) and (not counts or counts(other)) then
           seen[other], n = true, n + 1

@@ -101,6 +101,16 @@ local function contents(found, path, directory)
   end
 end
 
+-- A directory that was made with intentions=on says so by the number of its format (csrc/stores/embedded/format.h).
+local function intentions(found, path)
+  local control = io.open(path .. "/control", "rb")
+  local head = control and control:read(12) or ""
+  if control then control:close() end
+  if not head:find "^hlctl\n\r%z%z?%z?%z?\4" then return end
+  found:add("intentions", "ok", "its programs know them: a shared lock on an inner node shares what is below it",
+    "The directory was made with intentions=on. A quorum refuses it, and so do programs of earlier versions.")
+end
+
 --- Works like the function of hierlock.command.examine.mysql.
 function file.examine(subject, found)
   local path, named = subject.where, subject.path ~= nil
@@ -132,6 +142,7 @@ function file.examine(subject, found)
   files.container(found, path, not named)
   files.system(found, path)
   contents(found, path, stat)
+  intentions(found, path)
   return true
 end
 
