@@ -11,6 +11,11 @@
  *                               ^         |
  *                               '---------'
  *
+ * A ticket is a number, lower than all that are drawn later; the session that has it keeps the
+ * byte of that number locked. If the byte is not locked, its process has died, or its wait has
+ * ended: a waiter writes nothing only to say that it gives up. Such a ticket blocks no request,
+ * nor does the ticket of a stopped session: the next write transaction that meets it deletes it.
+ *
  * A look is made by reading alone, so those who wait do not keep each other, nor those who grant
  * and release, from writing. The write transaction that grants checks once more what the look
  * found free.
@@ -29,11 +34,85 @@
    or may change the database by other means. */
 #define POLL_MS 250
 
-/* ---------------------------------------------------------------- looking */
+/* So many tickets are looked at by a request that draws one. */
+#define SWEEP 16
 
-/* As hl__sqlite_earlier: finds a lease that blocks one row, but not `own`. */
-static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
-                    hl__sqlite_blocker *blocker) {
+/* A request's blocker: a lease, with its remaining time; or a waiter. */
+typedef struct blocker {
+  int64_t key;    /* of the row where it stands */
+  int64_t ticket; /* 0: it is a lease */
+  int64_t left;   /* ms; HL_FOREVER of a waiter */
+} blocker;
+
+/* ---------------------------------------------------------------- tickets */
+
+/* Deletes a dead one that was met at a row; the row, too, where it belongs to no ticket: not what
+   we write. */
+static int ticket_clear(hl__sqlite_session *session, int64_t ticket, int64_t key, bool exclusive) {
+  int code = hl__sqlite_ticket_delete(session, ticket);
+  if (code != SQLITE_OK) return code;
+  return hl__sqlite_row_run(session, HL__SQLITE_DELETE_WAIT, key, exclusive, ticket);
+}
+
+/* Finds a ticket before `before` at a row. *ticket: 0, no ticket. */
+static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive, int64_t before,
+                      int64_t *ticket) {
+  sqlite3_stmt *it = hl__sqlite_statement_of(session, HL__SQLITE_EARLIER, key);
+  (void)sqlite3_bind_int(it, 2, exclusive);
+  (void)sqlite3_bind_int64(it, 3, before ? before : INT64_MAX);
+  return hl__sqlite_ask(session, it, ticket);
+}
+
+/* Looks for a living waiter before `ticket` (0: before a newcomer) that conflicts with the
+   request. SQLITE_OK: there is none; SQLITE_ROW: *found; else SQLite's code. In a write
+   transaction it deletes those it meets that have died; else SQLITE_EMPTY: one has died. */
+static int earlier(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
+                   blocker *found) {
+  for (size_t i = 0; i < request->n; i++) {
+    const hl_row *row = &request->rows[i];
+    int64_t key = hl__sqlite_key(row);
+    const int least = row->mode == HL_SHARED ? 1 : 0;
+    for (int exclusive = 1; exclusive >= least;) {
+      int64_t other = 0;
+      int code = earlier_at(session, key, exclusive, ticket, &other);
+      if (code != SQLITE_OK) return code;
+      if (other == 0) {
+        exclusive--;
+        continue;
+      }
+      if (hl__sqlite_is_alive(session, other)) {
+        *found = (blocker){key, other, HL_FOREVER};
+        return SQLITE_ROW;
+      }
+      if (sqlite3_get_autocommit(session->db)) return SQLITE_EMPTY;
+      int changes = sqlite3_total_changes(session->db);
+      code = ticket_clear(session, other, key, exclusive);
+      if (code != SQLITE_OK) return code;
+      /* The loop would meet it for ever: it is not a row that we write. */
+      if (sqlite3_total_changes(session->db) == changes) return SQLITE_CORRUPT;
+    }
+  }
+  return SQLITE_OK;
+}
+
+/* In a write transaction: deletes some that have died. */
+static int tickets_sweep(hl__sqlite_session *session) {
+  int code = SQLITE_OK;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST_WAITERS);
+  for (int i = 0; i < SWEEP && code == SQLITE_OK; i++) {
+    code = hl__sqlite_step(session, it);
+    if (code != SQLITE_ROW) break;
+    int64_t ticket = sqlite3_column_int64(it, 0);
+    code = hl__sqlite_is_alive(session, ticket) ? SQLITE_OK
+                                                : hl__sqlite_ticket_delete(session, ticket);
+  }
+  return hl__sqlite_reset(it, code);
+}
+
+/* ----------------------------------------------------------------- leases */
+
+/* As `earlier`: finds a lease that blocks one row, but not `own`. */
+static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own, blocker *found) {
   int code = SQLITE_OK;
   while (code == SQLITE_OK) {
     hl__sqlite_end_time end;
@@ -45,7 +124,7 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
     hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
     int64_t left = hl__sqlite_left(session->store, &end);
     if (left > 0) {
-      *blocker = (hl__sqlite_blocker){hl__sqlite_key(row), 0, left};
+      *found = (blocker){hl__sqlite_key(row), 0, left};
     } else if (sqlite3_get_autocommit(session->db)) {
       code = SQLITE_EMPTY;
     } else {
@@ -59,15 +138,15 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
   return code;
 }
 
-/* Finds what blocks the request, as hl__sqlite_earlier: earlier waiters first, so that of many
+/* Finds what blocks the request, as `earlier`: earlier waiters first, so that of many
    waiters for one lease only the first looks when the lease is over. */
 static int blocker_find(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
-                        int64_t own, bool waiters, hl__sqlite_blocker *blocker) {
+                        int64_t own, bool waiters, blocker *found) {
   int code = SQLITE_OK;
   /* A waiter for the rows that are to be upgraded waits for that lease: the upgrade passes it. */
-  if (waiters && !request->upgrade) code = hl__sqlite_earlier(session, request, ticket, blocker);
+  if (waiters && !request->upgrade) code = earlier(session, request, ticket, found);
   for (size_t i = 0; i < request->n && code == SQLITE_OK; i++)
-    code = lease_at(session, &request->rows[i], own, blocker);
+    code = lease_at(session, &request->rows[i], own, found);
   return code;
 }
 
@@ -81,7 +160,7 @@ typedef struct attempt {
   bool granted;
   bool barred; /* another transaction was in the way, for all the time there was */
   bool draws;  /* one is to be drawn, in a transaction that need not last */
-  hl__sqlite_blocker blocker;
+  blocker blocker;
 } attempt;
 
 /* Draws the next number. It repeats no earlier number, even when the last ones were lost with
@@ -115,7 +194,7 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self, int64_t last)
   int64_t ticket;
   ticket_give(session, self);
   int code = number_next(session, last, true, &ticket);
-  if (code == SQLITE_OK) code = hl__sqlite_tickets_sweep(session);
+  if (code == SQLITE_OK) code = tickets_sweep(session);
   if (code != SQLITE_OK) return code;
   self->ticket = ticket;
   /* Lock the byte before another session can see the ticket. */
@@ -226,7 +305,7 @@ static int poll_again(hl__sqlite_session *session, attempt *self, hl_error *erro
   if (code != SQLITE_OK && code != SQLITE_EMPTY && !found) {
     status = hl__sqlite_error(session, code, "look for leases", error);
     found = status == HL_TIMEOUT; /* another process recovers the log: later */
-    if (found) self->blocker = (hl__sqlite_blocker){0, 0, 1};
+    if (found) self->blocker = (blocker){0, 0, 1};
   }
   hl__sqlite_leave();
   if (status && status != HL_TIMEOUT) return status;

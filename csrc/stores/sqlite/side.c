@@ -4,8 +4,7 @@
  * survive anything: a new one is as good, for those who come later.
  *
  * Futexes. A waiter sleeps on the futex of the key where it was found to be blocked. A session that
- * frees a row rings its futex. No wake-up is lost, as in the embedded store (queue.c there has
- * the proof):
+ * frees a row rings its futex. No wake-up is lost:
  *
  *     who waits                        who frees a row
  *     W1  sleepers += 1                R1  COMMIT, or unlocks a ticket's byte
@@ -18,7 +17,7 @@
  * system call more.
  *
  * Bytes. A session locks the byte of its turn (turn.c) and of its ticket
- * (queue.c) while it has it: by that the others know that it is alive.
+ * (grant.c) while it has it: by that the others know that it is alive.
  *
  * Beats. The byte of a process that was stopped stays locked. So a session
  * writes, whenever it sleeps, the time to the word of its number, and passes a

@@ -9,8 +9,7 @@
  *     statement.c  prepared statements; what an error of SQLite's means
  *     side.c       the file beside it: futexes, and who is alive
  *     turn.c       write transactions, one after the other, in the order in which they came
- *     queue.c      tickets: who waits for what, and is alive
- *     grant.c      grants a lease, or waits for it
+ *     grant.c      grants a lease, or waits for it in the order of tickets
  *     leases.c     the other operations on records (hl_lease_ops), and observers
  *     record.c     how a record is written and read; its time
  *
@@ -342,24 +341,9 @@ static inline hl_mode hl__sqlite_mode_read(int column) {
 /* How long another user's program may need to give the files that it makes their mode; ms. */
 #define HL__SQLITE_MAKING_MS 100
 
-/* ---- queue.c */
-
-/* A request's blocker: a lease, with its remaining time; or a waiter. */
-typedef struct hl__sqlite_blocker {
-  int64_t key;    /* of the row where it stands */
-  int64_t ticket; /* 0: it is a lease */
-  int64_t left;   /* ms; HL_FOREVER of a waiter */
-} hl__sqlite_blocker;
 /* In a write transaction: enters a ticket, whose byte is locked before. */
 int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket);
 int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket);
-/* Looks for a living waiter before `ticket` (0: before a newcomer) that conflicts with the
-   request. SQLITE_OK: there is none; SQLITE_ROW: *blocker; else SQLite's code. In a write
-   transaction it deletes those it meets that have died; else SQLITE_EMPTY: one has died. */
-int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
-                       hl__sqlite_blocker *blocker);
-/* In a write transaction: deletes some that have died. */
-int hl__sqlite_tickets_sweep(hl__sqlite_session *session);
 
 /* ---- grant.c */
 
