@@ -114,7 +114,8 @@ describe("a lease", function()
       return manager:acquire(target, all)
     end
 
-    -- A lock that is free. One try at a quorum gets nothing from a member that is too slow on a busy machine.
+    -- A lock that is free. On a busy machine one try at a quorum gets nothing from a member that is too slow; and a server
+    -- may answer one, or two, later than a try waits.
     local function free_of(one, target, options)
       local all, tries = { timeout = 0 }, 0
       for k, v in pairs(options or {}) do all[k] = v end
@@ -123,7 +124,8 @@ describe("a lease", function()
         if tries > 0 then support.sleep(0.1) end
         handle, err = one:acquire(target, all)
         tries = tries + 1
-      until handle or store.name ~= "quorum" or tries == 30
+        local late = handle == nil and tries < 3 and err.message:find("does not answer", 1, true)
+      until handle or not (late or store.name == "quorum") or tries == 30
       return assert(handle, err)
     end
 
