@@ -7,8 +7,12 @@
 --   }
 --   echo $((($(count 12000) - $(count 2000)) / 10000))     # a DSN, and options of open in Lua, may follow the number
 
-local times, dsn, options = tonumber(arg[1]), arg[2] or "null:", arg[3] or "nil"
-local manager = assert(require("hierlock").open(dsn, (loadstring or load)("return " .. options)())) -- luacheck: ignore
+local times, dsn = tonumber(arg[1]), arg[2] or "null:"
+local options = (loadstring or load)("return " .. (arg[3] or "nil"))() -- luacheck: ignore
+local manager = assert(require("hierlock").open(dsn, options))
 local target = { "u1", "a1", "r1" }
-for _ = 1, times do assert(manager:acquire(target)):release() end
+local function cycles()
+  for _ = 1, times do assert(manager:acquire(target)):release() end
+end
+if options and options.loop then coroutine.wrap(cycles)() else cycles() end -- {loop=error}: it never waits
 manager:close()

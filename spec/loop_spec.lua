@@ -84,6 +84,19 @@ describe("a coroutine", function()
           return (table.unpack or unpack)(results, 1, results.n)
         end
 
+        it("counts an acquisition once, granted at once or after a wait", function()
+          hold(R2)
+          local first, second = spawn(manager.acquire, manager, R1), spawn(manager.acquire, manager, R2)
+          run_until(function() return first.done and manager:stats().waiting == 1 end)
+          let_go()
+          run_until(function() return second.done end)
+          local stats = manager:stats()
+          assert.same({ 2, 2, 0, 0, 0 }, { stats.acquired, stats.held, stats.timeouts, stats.errors, stats.waiting })
+          assert(first[1]:release())
+          assert(second[1]:release())
+          assert.equal(0, manager:stats().held)
+        end)
+
         it("waits, and everything else goes on", function()
           hold(R1)
           local ticks, stop = 0, false

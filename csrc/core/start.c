@@ -108,6 +108,38 @@ int hl_acquire(hl_manager *manager, const hl_plan *plan, const hl_options *given
   return status ? status : acquire(&self, result, error);
 }
 
+bool hl__acquire_at_once(hl_manager *manager, const hl_plan *plan, const hl_options *given,
+                         hl_lock **result) {
+  HL__UNCANCELLED;
+  hl_error error;
+  hl_options options;
+  hl_lock *lock;
+  if (manager->ops->traits.blocks || hl__options_take(given, &options, &error) ||
+      hl__options_check(&options, manager, plan, &error) ||
+      hl__lock_new(manager, plan, &options, &lock, &error))
+    return false;
+  hl__call call;
+  hl__call_init(&call, manager, HL__ACQUIRE, lock, &options);
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  bool entered =
+      !hl__line_would_follow(manager, lock->plan) && hl__manager_enter(manager, &error) == HL_OK;
+  hl__manager_mutex_unlock(manager);
+  bool granted = entered && hl__call_acquire(&call, 0, &error) == HL_OK;
+  if (granted) {
+    hl__manager_mutex_lock(manager);
+    hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
+    (void)hl__call_ends(&call, HL_OK);
+    hl__manager_mutex_unlock(manager);
+    hl__agent_keep(&lock->held, options.agent);
+    *result = lock;
+  } else {
+    hl_lock_free(lock);
+  }
+  if (entered) hl__manager_leave(manager);
+  return granted;
+}
+
 int hl_import(hl_manager *manager, const char *text, size_t size, const hl_options *given,
               hl_lock **result, hl_error *error) {
   HL__UNCANCELLED;

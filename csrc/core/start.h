@@ -19,6 +19,11 @@ typedef struct hl__wish {
    once; then *pending is NULL. Returns what the hl_lock_ function of that name says. */
 int hl__lock_call(hl_lock *lock, const hl__wish *wish, hl_pending **pending, hl_error *error);
 
+/* As hl_acquire, where the store cannot block and grants the lock without a wait. False: it does
+   not, or the arguments are wrong; then nothing has happened, and nothing was counted. */
+bool hl__acquire_at_once(hl_manager *manager, const hl_plan *plan, const hl_options *given,
+                         hl_lock **result);
+
 /* As hl_start, with options that hl__options_take has read. whole: the group that the pending
    joins, or NULL. */
 int hl__start(hl_manager *manager, const hl_plan *plan, const hl_options *given, hl_pending *whole,

@@ -13,6 +13,7 @@
 
 #include "clock.h"
 #include "error.h"
+#include "start.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +74,8 @@ typedef struct call {
   hl_manager *manager;
   int n;
   hll_handle *handle;
-  hll_pending *pending; /* NULL: it blocks */
+  hll_pending *pending; /* NULL: it blocks, or is granted at once */
+  bool at_once;         /* it is tried so first: the pending is made if it has to wait */
   hll_call_options options;
   hll_plan *borrowed;
   hl_plan *plan; /* to be filled in between call_begin and call_acquire; NULL: of an import */
@@ -84,12 +86,15 @@ static void call_begin(lua_State *L, call *c, int n, unsigned takes) {
   c->self = hll_manager_check(L);
   c->n = n;
   c->pending = NULL;
+  const bool starts = hll_starts(L);
+  c->at_once = starts && hll_awaits(L) && takes == HLL_ALL && !c->self->hooks &&
+               !hl_manager_blocks(c->self->manager);
   hll_call_options_begin(L, c->self, takes, &c->options);
   int shared = hll_manager_shared(L, n);
   hll_manager_account(L, c->self);
   c->borrowed = hll_plan_borrow(L, shared);
   c->handle = hll_handle_push(L, c->self, shared);
-  if (hll_starts(L)) c->pending = hll_pending_push(L, shared, lua_gettop(L));
+  if (starts && !c->at_once) c->pending = hll_pending_push(L, shared, lua_gettop(L));
 
   c->manager = hll_manager_still_open(L, c->self);
   hll_call_options_read(L, n, c->self, &c->options);
@@ -122,6 +127,14 @@ static int call_end(lua_State *L, call *c, int status, hl_error *error) {
 static int call_acquire(lua_State *L, call *c) {
   hl_error error;
   hll_order_check(L, c->self, c->plan, &c->options.core);
+  if (c->at_once) {
+    /* What comes behind an allocation looks again, as a finalizer may have closed the manager. */
+    if (hl__acquire_at_once(c->manager, c->plan, &c->options.core, &c->handle->lock))
+      return call_end(L, c, HL_OK, &error);
+    c->pending = hll_pending_push(L, c->n + 1, c->n + 3);
+    c->manager = hll_manager_still_open(L, c->self);
+    hll_call_options_read(L, c->n, c->self, &c->options);
+  }
   if (c->self->hooks) call_tell(L, c, "acquire");
   int status = c->pending
                    ? hl_start(c->manager, c->plan, &c->options.core, &c->pending->pending, &error)

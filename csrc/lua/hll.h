@@ -357,6 +357,7 @@ void hll_notifier_register(lua_State *L);
 /* Where this one is true, the method neither starts nor waits: it only checks its order. */
 #define HLL_CHECKS 4
 bool hll_starts(lua_State *L);
+bool hll_awaits(lua_State *L);
 /* Pushes an empty pending for a call on the handle at 1, and returns its stack index; 0: the method
    waits. */
 int hll_handle_pending(lua_State *L);

@@ -237,6 +237,7 @@ void hll_pending_register(lua_State *L) {
 
 /* Returns whether the method is to start its call instead of waiting for it. */
 bool hll_starts(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0; }
+bool hll_awaits(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(HLL_AWAITS)) != 0; }
 
 int hll_handle_pending(lua_State *L) {
   if (!hll_starts(L)) return 0;
