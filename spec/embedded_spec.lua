@@ -587,6 +587,25 @@ describe("between processes", function()
     support.wait_until(function() return embedded.waiting(target) >= 1 end, "the waiter")
   end
 
+  it("a thread that holds many locks gets a free one no later when it would wait than when it only tries", function()
+    local many, held, quick, patient = assert(open(fresh(), {})), {}, {}, {}
+    local function time(times, timeout)
+      local began = support.now()
+      local handle = assert(many:acquire({ "free" }, { timeout = timeout }))
+      times[#times + 1] = support.now() - began
+      handle:release()
+    end
+    for i = 1, 2000 do held[i] = assert(many:acquire({ "held" .. i }, { timeout = 0 })) end
+    for _ = 1, 200 do
+      time(quick, 0)
+      time(patient, 60)
+    end
+    table.sort(quick)
+    table.sort(patient)
+    assert.is_true(patient[100] < 5 * quick[100], ("%g s against %g s"):format(patient[100], quick[100]))
+    for _, handle in ipairs(held) do handle:release() end
+  end)
+
   it("a lock is handed over at once", function()
     peer = support.process(embedded)
     local delays = {}

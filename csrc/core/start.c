@@ -75,23 +75,48 @@ static int import_make(acquisition *self, const hl_id *text, const hl_options *g
   return status;
 }
 
+/* Tries it where the store cannot block. True: it is granted. */
+static bool try_at_once(const acquisition *self) {
+  hl_manager *manager = self->manager;
+  hl_error error;
+  hl__call call;
+  if (manager->ops->traits.blocks) return false;
+  hl__call_init(&call, manager, HL__ACQUIRE, self->lock, &self->options);
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  bool entered = !hl__line_would_follow(manager, self->lock->plan) &&
+                 hl__manager_enter(manager, &error) == HL_OK;
+  hl__manager_mutex_unlock(manager);
+  bool granted = entered && hl__call_acquire(&call, 0, &error) == HL_OK;
+  if (granted) {
+    hl__manager_mutex_lock(manager);
+    hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
+    (void)hl__call_ends(&call, HL_OK);
+    hl__manager_mutex_unlock(manager);
+    hl__agent_keep(&self->lock->held, self->options.agent);
+  }
+  if (entered) hl__manager_leave(manager);
+  return granted;
+}
+
 /* Makes the call in this thread, and blocks. */
 static inline int acquire(acquisition *self, hl_lock **result, hl_error *error) {
   hl_lock *lock = self->lock;
   hl__wait wait = {.blocks = true};
   hl__call call;
   hl__call_init(&call, self->manager, HL__ACQUIRE, lock, &self->options);
-  int status = thread_wait_begin(&wait, &call, NULL, error);
-  if (status == HL_OK) {
+  /* Before it looks for circles among all that the thread holds, it asks whether it has to wait. */
+  bool granted = hl__wait_counts(&self->options, call.timeout) && try_at_once(self);
+  int status = granted ? HL_OK : thread_wait_begin(&wait, &call, NULL, error);
+  if (status == HL_OK && !granted) {
     status = hl__call_make(&call, error);
     hl__wait_end(&wait);
+    if (status == HL_OK) hl__agent_keep(&lock->held, self->options.agent);
   }
-  if (status == HL_OK) {
-    hl__agent_keep(&lock->held, self->options.agent);
-    *result = lock;
-  } else {
+  if (status)
     hl_lock_free(lock);
-  }
+  else
+    *result = lock;
   return status;
 }
 
@@ -112,31 +137,17 @@ bool hl__acquire_at_once(hl_manager *manager, const hl_plan *plan, const hl_opti
                          hl_lock **result) {
   HL__UNCANCELLED;
   hl_error error;
-  hl_options options;
-  hl_lock *lock;
-  if (manager->ops->traits.blocks || hl__options_take(given, &options, &error) ||
-      hl__options_check(&options, manager, plan, &error) ||
-      hl__lock_new(manager, plan, &options, &lock, &error))
+  acquisition self;
+  self.manager = manager;
+  if (manager->ops->traits.blocks || hl__options_take(given, &self.options, &error) ||
+      hl__options_check(&self.options, manager, plan, &error) ||
+      hl__lock_new(manager, plan, &self.options, &self.lock, &error))
     return false;
-  hl__call call;
-  hl__call_init(&call, manager, HL__ACQUIRE, lock, &options);
-  hl__manager_renew(manager);
-  hl__manager_mutex_lock(manager);
-  bool entered =
-      !hl__line_would_follow(manager, lock->plan) && hl__manager_enter(manager, &error) == HL_OK;
-  hl__manager_mutex_unlock(manager);
-  bool granted = entered && hl__call_acquire(&call, 0, &error) == HL_OK;
-  if (granted) {
-    hl__manager_mutex_lock(manager);
-    hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
-    (void)hl__call_ends(&call, HL_OK);
-    hl__manager_mutex_unlock(manager);
-    hl__agent_keep(&lock->held, options.agent);
-    *result = lock;
-  } else {
-    hl_lock_free(lock);
-  }
-  if (entered) hl__manager_leave(manager);
+  bool granted = try_at_once(&self);
+  if (granted)
+    *result = self.lock;
+  else
+    hl_lock_free(self.lock);
   return granted;
 }
 

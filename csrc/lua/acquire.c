@@ -130,7 +130,7 @@ static int call_acquire(lua_State *L, call *c) {
   if (c->at_once) {
     /* What comes behind an allocation looks again, as a finalizer may have closed the manager. */
     if (hl__acquire_at_once(c->manager, c->plan, &c->options.core, &c->handle->lock))
-      return call_end(L, c, HL_OK, &error);
+      return call_end(L, c, HL_OK, NULL);
     c->pending = hll_pending_push(L, c->n + 1, c->n + 3);
     c->manager = hll_manager_still_open(L, c->self);
     hll_call_options_read(L, c->n, c->self, &c->options);
