@@ -109,6 +109,14 @@ static void call_tell(lua_State *L, call *c, const char *name) {
   hll_call_options_read(L, c->n, c->self, &c->options);
 }
 
+static int call_granted(lua_State *L, call *c) {
+  int shared = c->n + 1;
+  c->borrowed->borrowed = false;
+  lua_settop(L, shared + (c->pending ? 3 : 2));
+  if (c->handle->trace) hll_trace_granted(L, shared, &c->handle->trace, shared + 2);
+  return 1;
+}
+
 static int call_end(lua_State *L, call *c, int status, hl_error *error) {
   int shared = c->n + 1;
   if (status) {
@@ -118,10 +126,7 @@ static int call_end(lua_State *L, call *c, int status, hl_error *error) {
     hll_trace_failed(L, shared, c->pending ? &c->pending->trace : &c->handle->trace, lua_gettop(L));
     return values;
   }
-  c->borrowed->borrowed = false;
-  lua_settop(L, shared + (c->pending ? 3 : 2));
-  if (c->handle->trace) hll_trace_granted(L, shared, &c->handle->trace, shared + 2);
-  return 1;
+  return call_granted(L, c);
 }
 
 static int call_acquire(lua_State *L, call *c) {
@@ -130,7 +135,7 @@ static int call_acquire(lua_State *L, call *c) {
   if (c->at_once) {
     /* What comes behind an allocation looks again, as a finalizer may have closed the manager. */
     if (hl__acquire_at_once(c->manager, c->plan, &c->options.core, &c->handle->lock))
-      return call_end(L, c, HL_OK, NULL);
+      return call_granted(L, c);
     c->pending = hll_pending_push(L, c->n + 1, c->n + 3);
     c->manager = hll_manager_still_open(L, c->self);
     hll_call_options_read(L, c->n, c->self, &c->options);

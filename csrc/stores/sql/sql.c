@@ -16,7 +16,7 @@
 /* Makes a plan with the same targets, but without intentions, which no server knows, and perhaps
    without buckets; NULL when out of memory. */
 static hl_plan *plan_plain(const hl_plan *plan, bool buckets) {
-  hl_layout *layout, *of = hl_plan_layout(plan);
+  hl_layout *layout = NULL, *of = hl_plan_layout(plan);
   if ((buckets ? hl__layout_plain : hl__layout_unbucketed)(of, &layout, NULL) != HL_OK) return NULL;
   hl_plan *made = hl_plan_new(layout);
   hl_layout_unref(layout);

@@ -278,7 +278,7 @@ static int attempt_make(hl__sqlite_session *session, void *context, int *status,
    request tries once, or the blocker left meanwhile. */
 static int attempt_run(hl__sqlite_session *session, attempt *self, int64_t deadline,
                        hl_error *error) {
-  int status;
+  int status = HL_OK;
   do {
     session->relax = self->draws;
     self->draws = self->granted = false;
