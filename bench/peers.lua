@@ -130,7 +130,7 @@ local function on_mysql(kind, called)
   end
   add { on = on, pid = pid, name = "hierlock", client = "Lua", takes = "3 rows", missing = lacks_library,
         command = LUA, args = function() return server.hierlock("socket") end }
-  add_hierlock("hierlock, lease", { on = on, pid = pid, varies = 25, missing = lacks_library, args = function()
+  add_hierlock("hierlock, lease", { on = on, pid = pid, varies = 100, missing = lacks_library, args = function()
     server.lease()
     return server.leased("socket", "0", "sent")
   end })
