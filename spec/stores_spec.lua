@@ -100,6 +100,7 @@ describe("a store", function()
       local mode = store.subtrees and "shared" or "exclusive"
       local handle = hold({ "u1", "a1" }, { mode = "shared" })
       assert.equal(mode, handle.mode)
+      if store.dialect == "mariadb" then support.sleep(0.11) end -- or it shows an old picture
       assert.equal(mode, manager:holders({ "u1", "a1" })[1].mode)
       local second = open()
       for _, reader in ipairs { { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" } } do
