@@ -134,7 +134,10 @@ function loop.call(name, blocking, start, self, ...)
   local pending, err
   if yields or name == "release" then
     pending, err = start(self, ...)
-    if not core.is_pending(pending) then return pending and name ~= "release" and tie(pending) or pending, err end
+    if not core.is_pending(pending) then
+      if type(pending) == "userdata" then tie(pending) end -- a handle that was granted at once
+      return pending, err
+    end
   end
   if not yields then
     if pending then pending:cancel() end
